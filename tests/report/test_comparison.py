@@ -14,7 +14,7 @@ from rich.console import Console
 from fedgradnorm._cli import output
 from fedgradnorm._errors import RunFolderError
 from fedgradnorm._report.figures import draw
-from fedgradnorm._report.frame import read_report, report_of
+from fedgradnorm._report.frame import MANY, read_report, report_of
 from fedgradnorm._report.grid import Cell, Grid, to_csv, to_latex, to_markdown, to_terminal
 from fedgradnorm._report.tables import (
     SIGHTS,
@@ -72,8 +72,16 @@ def test_every_table_of_tasks_shows_the_constant_baseline():
     row = cells(tasks_grid(report_of(three(constant=0.6))), task="gender", method="local")
     assert row["constant"].text == "60.0 %"
     runs = [run(m, 0, point={"k": p}, constant=0.6) for m in METHODS for p in (1, 2)]
-    _, score, *_ = shown_grids(report_of(runs))
+    score, *_ = shown_grids(report_of(runs))
     assert cells(score, task="gender (%)", method="constant")["1"].text == "60.0"
+
+
+def test_the_first_table_is_held_out_and_of_many_methods_a_row_for_each():
+    runs = [run(m, 0, point={"k": p}) for m in METHODS for p in (1, 2)]
+    assert shown_grids(report_of(runs))[0].name == "sweep-held-out"
+    assert shown_grids(report_of(three()))[0].name == "tasks"
+    crowd = [run(f"own-{n}", 0) for n in range(MANY + 1)]
+    assert shown_grids(report_of(crowd))[0].name == "methods"
 
 
 def test_a_gain_relative_to_nothing_is_not_written_out():
@@ -100,7 +108,7 @@ def test_a_sweep_is_shown_side_by_side_and_compared_at_the_same_point(tmp_path):
     ]  # fmt: skip
     runs += [run("local", s) for s in range(2)]
     report = report_of(runs)
-    loss, _, gains = shown_grids(report)
+    _, loss, gains = shown_grids(report)
     assert loss.columns == ("task", "method", "1", "2")
     local = cells(loss, task="gender", method="local")
     assert local["1"] == local["2"]

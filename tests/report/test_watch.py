@@ -335,6 +335,9 @@ def test_a_federation_shows_what_its_server_wrote_down_and_the_run_it_serves(
     (board,) = found["boards"]["boards"]
     assert board["clients"] == BOARD["clients"]
     assert [run["id"] for run in found["runs"]["runs"]] == [str(folder)]
+    (inside := folder / "federation").mkdir()  # as `federation try` has it
+    (inside / "status.json").write_bytes((tmp_path / "fed" / "status.json").read_bytes())
+    assert [run["id"] for run in listing(Live(tmp_path / "runs"))] == [folder.name]
     (tmp_path / "fed" / "status.json").write_text("{")
     assert dict(live.news())["boards"]["boards"] == []
 

@@ -58,13 +58,13 @@ def _show_page(places: list[Path], path: Path) -> None:
     from fedgradnorm._report.grid import to_terminal
     from fedgradnorm._report.headline import headline
     from fedgradnorm._report.page import write_page
-    from fedgradnorm._report.tables import tasks_grid
+    from fedgradnorm._report.tables import shown_grids
 
     page = write_page(places, path)
     if page.crowd is not None:
         say(to_terminal(page.crowd))
     elif len(page.report.frame):
-        say(to_terminal(tasks_grid(page.report)))
+        say(to_terminal(shown_grids(page.report)[0]))
     for line in page.report.notes:
         say(line)
     say(Text(headline(page.report.frame)))

@@ -67,9 +67,11 @@ class Live:
         """What is new, as names of messages and their content."""
         boards = _boards(self.place)
         folders = _run_folders(self.place)
+        known = {path.resolve() for path in folders.values()}
         for board in boards.values():
-            if _is_run(served := Path(board["folder"])):
-                folders.setdefault(str(served), served)
+            served = Path(board["folder"])
+            if _is_run(served) and served.resolve() not in known:
+                folders[str(served)] = served
         self._runs = {key: self._runs.get(key) or _Run(path) for key, path in folders.items()}
         held = _locked_files()
         entries = [{"id": key, **run.entry(held)} for key, run in self._runs.items()]

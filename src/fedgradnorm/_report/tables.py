@@ -54,16 +54,18 @@ SPLIT_TITLES = {"test": "held-out", "validation": "validation", "train": "traini
 
 
 def shown_grids(report: Report) -> list[Grid]:
-    """The tables for a reader: tasks and methods, or a sweep's points side by side."""
-    if not report.points:
-        grids = [tasks_grid(report)]
-        return [*grids, methods_grid(report)] if len(report.variants) > 1 else grids
-    gains = gains_grid(report)
-    return [
-        sweep_grid(report, "loss"),
-        sweep_grid(report, "score"),
-        *([gains] if gains.rows else []),
-    ]
+    """The tables for a reader, the first of them for the terminal.
+
+    A row per task and method; of many methods first a row per method; of a sweep its points next to
+    each other, held-out results first.
+    """
+    if report.points:
+        grids = [sweep_grid(report, "score"), sweep_grid(report, "loss"), gains_grid(report)]
+        return [grid for grid in grids if grid.rows]
+    if len(report.variants) == 1:
+        return [tasks_grid(report)]
+    both = tasks_grid(report), methods_grid(report)
+    return list(reversed(both) if report.many else both)
 
 
 def all_grids(report: Report) -> list[Grid]:
