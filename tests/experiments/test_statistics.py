@@ -1,6 +1,7 @@
 """Statistics against scipy and against sums done by hand."""
 
 import math
+import statistics
 
 import pytest
 import scipy.stats
@@ -33,6 +34,19 @@ def test_paired_p_where_there_is_no_spread_or_nothing_to_test():
     assert paired_p([1.0, 2.0], [0.0, 1.0]) == 0.0
     assert math.isnan(paired_p([1.0], [2.0]))
     assert math.isnan(paired_p([1.0, math.nan], [2.0, 1.0]))
+
+
+def test_overlapping_splits_widen_intervals_and_tests():
+    """Nadeau and Bengio 2003, section 4: variance s^2 (1 / n + n_test / n_train)."""
+    ours, theirs, overlap = [3.1, 2.9, 3.4, 3.3, 2.7], [2.8, 2.9, 3.0, 3.2, 2.1], 0.25 / 0.75
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    error = math.sqrt((1 / 5 + overlap) * statistics.variance(differences))
+    found = estimate(differences, overlap)
+    assert found.half == pytest.approx(scipy.stats.t.ppf(0.975, 4) * error)
+    wanted = 2 * scipy.stats.t.sf(statistics.mean(differences) / error, 4)
+    assert paired_p(ours, theirs, overlap) == pytest.approx(wanted)
+    assert found.half > estimate(differences).half
+    assert paired_p(ours, theirs, overlap) > paired_p(ours, theirs)
 
 
 def test_holm_by_hand():

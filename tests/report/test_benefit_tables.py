@@ -13,7 +13,7 @@ import scipy.stats
 from typer.testing import CliRunner
 
 from fedgradnorm._cli.app import app
-from fedgradnorm._report.benefit import ENDS, Gains, all_gains, benefit_grid, by_task_grid
+from fedgradnorm._report.benefit import ENDS, Gains, _gain, all_gains, benefit_grid, by_task_grid
 from fedgradnorm._report.frame import read_report
 from fedgradnorm._report.grid import to_csv
 
@@ -53,7 +53,7 @@ def last_values(folder: Path) -> pd.DataFrame:
 
 
 def gain(value: float, base: float, metric: str) -> float:
-    return 100 * (value - base if metric == "accuracy" else base - value) / base
+    return 100 * (value - base) if metric == "accuracy" else 100 * (base - value) / base
 
 
 def expected(values: pd.DataFrame, method: str, end: str, client: str, seed: int) -> float:
@@ -75,7 +75,7 @@ def test_every_clients_gain_is_that_of_its_files(folder: Path, found: list[Gains
         (method, end) for method in ("fedrep", "fedgradnorm-steady") for end in ENDS
     }
     for one in found:
-        assert len(one.table.columns) == 10
+        assert len(one.table.columns) == {"%": 2, "points": 8}[one.unit]  # landmark; the others
         for client, gains in one.table.items():
             wanted = [expected(values, one.method, one.end, client, s) for s in (0, 1)]
             assert list(gains) == pytest.approx(wanted, abs=1e-9), (one.variant, one.end, client)
@@ -93,6 +93,20 @@ def test_means_intervals_and_shares(found: list[Gains]) -> None:
         assert {t: e.mean for t, e in one.by_task().items()} == pytest.approx(tasks.to_dict())
 
 
+def test_p_values_are_corrected_over_the_whole_table(found: list[Gains]) -> None:
+    raw = [scipy.stats.ttest_1samp(one.table.mean(axis=1), 0).pvalue for one in found]
+    order = sorted(range(len(raw)), key=raw.__getitem__)
+    steps = [raw[i] * (len(raw) - place) for place, i in enumerate(order)]
+    wanted = [min(1, max(steps[: place + 1])) for place in range(len(raw))]
+    assert [found[i].p for i in order] == pytest.approx(wanted)
+
+
+def test_a_client_whose_score_alone_is_zero_counts() -> None:
+    assert _gain({("test", "accuracy"): 0.3}, {("test", "accuracy"): 0.0}, "shared") == (
+        "points", 30,
+    )  # fmt: skip
+
+
 def test_chosen_is_never_worse_than_alone_by_its_own_validation_rows(folder: Path) -> None:
     values = last_values(folder).set_index(["method", "seed", "client", "split"]).loss
     for (method, seed, client, split), loss in values.items():
@@ -104,7 +118,7 @@ def test_tables_and_figure_are_written(folder: Path, found: list[Gains]) -> None
     tables = folder / "tables"
     assert (tables / "benefit.csv").read_text() == to_csv(benefit_grid(found))
     assert (tables / "benefit-tasks.csv").read_text() == to_csv(by_task_grid(found))
-    assert len(benefit_grid(found).rows) == 6
+    assert len(benefit_grid(found).rows) == 12  # two variants, three ends, two units
     for ending in ("png", "pdf"):
         assert (folder / "figures" / f"benefit.{ending}").stat().st_size > 10_000
 

@@ -335,7 +335,8 @@ def benefit_figure(found: Sequence[Gains], path: str | Path) -> Path:
                           fmt="osD"[ENDS.index(one.end)], markersize=4, linewidth=1)  # fmt: skip
         axes.axvline(0, color="0.4", linewidth=0.8)
         axes.set_title(name, fontsize=11, weight="bold")
-        axes.set_xlabel("benefit over training alone, %")
+        units = ", ".join(dict.fromkeys(one.unit for one in found if one.data == name))
+        axes.set_xlabel(f"benefit over training alone, {units}")
         _dress(axes)
     panels[0].set_yticks(range(len(variants)), variants, fontsize=8)
     panels[0].invert_yaxis()
@@ -352,7 +353,7 @@ def benefit_figure(found: Sequence[Gains], path: str | Path) -> Path:
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=10)  # one client may gain ten times what the others do
     axes.set_xlabel("training examples of the client")
-    axes.set_ylabel("benefit over training alone, %")
+    axes.set_ylabel("benefit over training alone, % or points")
     axes.set_title("Each client, under its data set's best variant", fontsize=11)
     _dress(axes)
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))

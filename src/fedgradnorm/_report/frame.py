@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,16 @@ from fedgradnorm._methods import LOCAL, METHODS
 from fedgradnorm._round.reports import COLUMNS, KEYS
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import NOT_PRIVATE_EPSILON, SPENT
-from fedgradnorm._runs.reader import NOT_JUDGED, Judged, StoredRun, collect, synthetic
+from fedgradnorm._runs.reader import (
+    NOT_JUDGED,
+    Judged,
+    StoredRun,
+    collect,
+    made_by_program,
+    synthetic,
+)
 from fedgradnorm._runs.task_lines import MEDIAN, line_name
+from fedgradnorm.data._source import SOURCES
 from fedgradnorm.experiments._groups import Group, data_sets, group, pooled_groups, unlike
 from fedgradnorm.experiments._statistics import estimate, first_reach, gain, holm, paired_p
 from fedgradnorm.experiments._sweep import point_name
@@ -50,6 +59,7 @@ class Report:
     - ``variant``, ``method``, ``line`` (the variant without its point of a sweep), ``point``;
     - ``data``: only runs on the same data are compared;
     - ``base``, ``alone``: the variant of the baseline method, or of training alone, to compare to;
+    - ``overlap``: the size of the test split relative to training, where seeds redraw both;
     - ``seed``, ``task``, ``metric``, ``higher`` (whether more is better), ``split``;
     - ``first_loss``, ``loss``, ``held_loss``, ``score``, ``weight``;
     - ``constant``: the score of the constant baseline;
@@ -178,9 +188,12 @@ def frame_of(groups: Mapping[str, Group], baseline: str) -> pd.DataFrame:
         for key, method in (("base", baseline), ("alone", LOCAL)):
             other = partner(one, method, list(groups.values()))
             about[key] = "" if other is None or other is one else names[id(other)]
+        about["overlap"] = overlap(one)
         for seed, run in one.seeds.items():
             rows += [{**about, "seed": seed, **end} for end in ends_of(run)]
-    columns = ("variant", "method", "line", "data", "point", "base", "alone", "seed", *_END)
+    columns = (
+        "variant", "method", "line", "data", "point", "base", "alone", "overlap", "seed", *_END,
+    )  # fmt: skip
     frame = pd.DataFrame(rows, columns=list(columns))
     last = frame.set_index(["variant", "seed", "task"]).loss.to_dict()
     frame["reached"] = [
@@ -250,6 +263,24 @@ def every_metric(groups: Mapping[str, Group]) -> pd.DataFrame:
     return pd.DataFrame(list(found), columns=columns).assign(value=list(found.values()))
 
 
+def overlap(one: Group) -> float:
+    """Test examples per training example where each seed splits the same examples again, else 0.
+
+    Where the test set is fixed, as MTFL's, or new data is generated, seeds share no such split.
+    """
+    run = one.whole[0]
+    data = run.config.get("data")
+    if not isinstance(data, dict) or made_by_program(data):
+        return 0.0
+    source = SOURCES.get(data.get("source", ""))
+    if source is None or "test_share" not in signature(source.function).parameters:
+        return 0.0
+    clients = run.part("clients").values()
+    sizes = [one.get("splits", {}) for one in clients if isinstance(one, dict)]
+    train = sum(size.get("train", 0) + size.get("validation", 0) for size in sizes)
+    return sum(size.get("test", 0) for size in sizes) / train if train else 0.0
+
+
 def partner(one: Group, method: str, groups: Sequence[Group]) -> Group | None:
     """The variant of ``method`` to compare with: on the same data, at the same point of a sweep.
 
@@ -298,7 +329,7 @@ def effects(frame: pd.DataFrame, measure: str = "score", base: str = "base") -> 
 
     ``effect`` is positive if the variant is better: a difference in points for scores between 0 and
     1, else in percent of the base's value. ``low`` and ``high`` are its 95% interval over seeds.
-    The p-values of the paired t-test are Holm-corrected over the tasks of each variant.
+    The p-values of the paired t-test are Holm-corrected over all rows of this table.
     """
     rows = []
     for (variant, task), both in paired(frame, measure, base).groupby(
@@ -312,22 +343,21 @@ def effects(frame: pd.DataFrame, measure: str = "score", base: str = "base") -> 
             values = both.gain
         if both.ours.isna().all():
             continue
-        found = estimate(list(values))
+        found = estimate(list(values), first.overlap)
         rows.append({
             "variant": variant, "line": first.line, "point": first.point, "data": first.data,
             "task": task, "base": first[base], "metric": first.metric, "split": first.split,
             "higher": bool(first.higher) and measure != "loss", "main": first.main, "unit": unit,
             "ours": both.ours.mean(), "theirs": both.theirs.mean(), "seeds": len(both),
             "effect": found.mean, "low": found.low, "high": found.high,
-            "p": paired_p(list(both.ours), list(both.theirs)),
+            "p": paired_p(list(both.ours), list(both.theirs), first.overlap),
         })  # fmt: skip
     columns = (
         "variant", "line", "point", "data", "task", "base", "metric", "split", "higher", "main",
         "unit", "ours", "theirs", "seeds", "effect", "low", "high", "p",
     )  # fmt: skip
     table = pd.DataFrame(rows, columns=list(columns))
-    table["p"] = table.groupby("variant").p.transform(lambda p: holm(list(p)))
-    return table
+    return table.assign(p=holm(list(table.p)))
 
 
 def in_points(metric: str) -> bool:

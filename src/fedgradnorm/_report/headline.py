@@ -63,7 +63,7 @@ def basis(frame: pd.DataFrame) -> str:
     if counts[-1] < 2 or found.empty:
         return text
     text += (
-        " Paired t-tests over seeds, Holm-corrected over the tasks of each method; "
+        " Paired t-tests over seeds, Holm-corrected over all comparisons; "
         f"a difference is significant if p < {LEVEL:g}."
     )
     others = "" if found.point.nunique() > 1 else _others(found)

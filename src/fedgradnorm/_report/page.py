@@ -237,7 +237,7 @@ def _story(report: Report) -> Grid:
                  for task in report.tasks]  # fmt: skip
         rows.append((Cell(value_name(point)), *cells))
     columns = (key_name(report.points[0]), *report.tasks)
-    note = f"p < {LEVEL:g} in a paired t-test over seeds, Holm-corrected over a method's tasks"
+    note = f"p < {LEVEL:g} in a paired t-test over seeds, Holm-corrected over all comparisons"
     title = f"Significantly better than {report.baseline}, by point and task"
     return Grid("points", title, columns, (tuple(rows),), (note,))
 

@@ -113,7 +113,7 @@ def tasks_grid(report: Report, title: str = "") -> Grid:
             f"against {base}: the difference, positive where better"
         )  # fmt: skip
     if max(report.seeds.values()) > 1 and len(report.variants) > 1:
-        notes.append("p: two-sided paired t-test over seeds, Holm-corrected over a method's tasks")
+        notes.append("p: two-sided paired t-test over seeds, Holm-corrected over this table")
     minor = ("p (loss)", "at start", "held-out loss", columns[-2], columns[-1])
     title = title or "Every task at the end of training"
     return Grid("tasks", title, columns, tuple(groups), tuple(notes), minor).without_blank()
@@ -223,9 +223,10 @@ def delta(report: Report, name: str, measure: str, base: str = "base") -> Estima
 
     Source: Maninis et al., "Attentive single-tasking of multiple tasks" (2019).
     """
-    found = _gains(report, name, measure, base).gain
-    seeds = [fmean(values) for _, values in found.groupby("seed") if not values.isna().all()]
-    return estimate(seeds)
+    found = _gains(report, name, measure, base)
+    groups = found.gain.groupby("seed")
+    seeds = [fmean(values) for _, values in groups if not values.isna().all()]
+    return estimate(seeds, found.overlap.max() if len(found) else 0.0)
 
 
 def delta_cell(report: Report, name: str, measure: str, base: str = "base") -> Cell:

@@ -2,6 +2,12 @@
 
 Gains are signed so that positive is better. With v the variant's value and b the baseline's, a loss
 or error has g = (b - v) / |b| and a score g = (v - b) / |b|, in percent.
+
+Seeds that split one data set again and again share most of their training examples, so their
+results vary less than those of new data would. ``overlap`` is the size of the test split relative
+to the training split, and widens the standard error from sqrt(s^2 / n) to
+sqrt(s^2 (1 / n + overlap)).
+Source: Nadeau and Bengio, "Inference for the generalization error" (2003), section 4.
 """
 
 from __future__ import annotations
@@ -48,19 +54,22 @@ class Estimate:
 UNKNOWN = Estimate(math.nan, math.nan, 0)
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Sequence[float], overlap: float = 0.0) -> Estimate:
     """The mean of ``values`` and its 95% interval by Student's t.
 
     >>> e = estimate([1.0, 2.0, 3.0])
     >>> round(e.mean, 3), round(e.half, 3)
     (2.0, 2.484)
+    >>> round(estimate([1.0, 2.0, 3.0], overlap=1 / 3).half, 3)
+    3.513
     """
     count = len(values)
     if count == 0:
         return UNKNOWN
     if count < 2 or not np.isfinite(values).all():  # a diverged seed has no spread
         return Estimate(sum(values) / count, math.nan, count)
-    half = _t_quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+    error = float(np.std(values, ddof=1)) * math.sqrt(1 / count + overlap)
+    half = _t_quantile(count - 1) * error
     return Estimate(fmean(values), half, count)
 
 
@@ -73,7 +82,7 @@ def _t_quantile(freedom: int) -> float:
     return _QUANTILES[freedom]
 
 
-def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
+def paired_p(ours: Sequence[float], theirs: Sequence[float], overlap: float = 0.0) -> float:
     """Two-sided p of the paired t-test; NaN for fewer than two pairs or a value that is not finite.
 
     >>> round(paired_p([1.0, 2.0, 4.0], [2.0, 4.0, 5.0]), 4)
@@ -85,7 +94,7 @@ def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
     if np.ptp(differences) == 0:  # the t statistic is 0/0 or infinite
         return 0.0 if differences[0] else 1.0
     count = len(differences)
-    t = differences.mean() / (differences.std(ddof=1) / math.sqrt(count))
+    t = differences.mean() / (differences.std(ddof=1) * math.sqrt(1 / count + overlap))
     return float(2 * _scipy_stats().t.sf(abs(t), count - 1))
 
 

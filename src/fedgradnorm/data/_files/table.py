@@ -35,7 +35,7 @@ from fedgradnorm.data._files.target import Target
 from fedgradnorm.data._paths import ENV, user_path
 from fedgradnorm.data._pooled import standardized_together
 from fedgradnorm.data._source import FILES, Source
-from fedgradnorm.models._layers import ACTIVATIONS, mlp
+from fedgradnorm.models._networks import ACTIVATIONS, mlp
 from fedgradnorm.tasks._kind import KINDS
 from fedgradnorm.tasks._labels.label_map import LabelMap
 
