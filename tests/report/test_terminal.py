@@ -25,7 +25,7 @@ from fedgradnorm._report.terminal import fitted
 from fedgradnorm._runs.after.run_summary import WholeFrame
 from fedgradnorm._training.callbacks import Progress
 from fedgradnorm.experiments._config.config_file import load_config
-from fedgradnorm.experiments._jobs import News, told
+from fedgradnorm.experiments._jobs import News, watched
 from report.run_folders import write_run
 
 WIDTH = 80
@@ -135,7 +135,7 @@ def test_runs_one_after_another_say_how_much_is_left_of_all(
     one, other = (type("Trial", (), {"title": title})() for title in ("one", "other"))
     with watching.watching() as watch:
         for trial in (one, other):
-            with told(trial, 4, watch) as show:
+            with watched(trial, 4, watch) as show:
                 now[0] += 40.0
                 show(Progress(2, 4, 1.0, {"a": 1.0}, {"a": 1.0}))
     for line in (

@@ -241,7 +241,8 @@ def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
         if given.get(key) != now[key]:
             raise RunFolderError(
                 f"{path}: cannot resume with other {what} than the run was started with "
-                f"({difference({key: given.get(key)}, {key: now[key]})})"
+                f"({difference({key: given.get(key)}, {key: now[key]})}); undo the change, or "
+                "start again in another folder"
             )
 
 
@@ -282,8 +283,8 @@ def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         if keys == ["fingerprint"]:
             return f"data: client {name!r} has as many rows as before, but other values in them"
         if keys:
-            were, are = ({k: t.get(k) for k in keys if k != "fingerprint"} for t in (then, given))
-            return f"clients: client {name!r} has changed ({difference(were, are)})"
+            tables = [{k: t.get(k) for k in keys if k != "fingerprint"} for t in (then, given)]
+            return f"clients: client {name!r} has changed ({difference(*tables)})"
     return ""
 
 

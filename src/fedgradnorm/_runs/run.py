@@ -153,14 +153,14 @@ class Run:
         - "probability": by softmax for each class, or by sigmoid for a 1;
         - "output": the head's own outputs, in a regression the values, as with ``outputs=True``.
 
-        A DataFrame's columns are picked by the names the client was trained with; others are left
-        out. Categories, dates and gaps become numbers as in training. A category that training did
-        not know is all zeros, and the log says so. Tensors in, tensors out; arrays and DataFrames
-        in, arrays out; names are always in an array. Named inputs are a dict, sequences a list of
-        arrays, as in training. Rows that are read batch by batch are answered so: a Dataset (of
+        Columns of a DataFrame are selected by the names the client was trained with; others are
+        ignored. Categories, dates and missing values are encoded as in training. An unknown
+        category becomes all zeros, with a warning in the log. Tensors in, tensors out; arrays and
+        DataFrames in, arrays out; names are always in an array. Named inputs are a dict and
+        sequences a list of arrays, as in training. Inputs can also be streamed: a Dataset (of
         inputs, or of pairs), a memory map, :func:`fedgradnorm.data.stream`. A value that is not
-        finite is a DataError. For a client with several tasks name one of them
-        (``"client/task"``), or the client: then the answers are in a table by task.
+        finite is a DataError. For a client with several tasks, name one of them
+        (``"client/task"``), or the client itself for a dict of predictions by task.
         """
         rows = self.rows_of(client)
         if rows != [client]:
@@ -246,11 +246,11 @@ class Run:
 
         A path that ends with .pt2 is PyTorch's own format (torch.export), used as
         ``torch.export.load(path).module()(x)``; .onnx is ONNX, with input ``x`` and output ``y``.
-        It takes any number of raw rows and returns what ``predict`` does with ``outputs=True``.
-        Categories are given by their place in the list, dates in seconds since 1970; both formats
-        hold a JSON text ``columns`` about that. ``x`` are rows to try it on. The program takes
-        numbers of their kind; without ``x``, float64 where inputs are scaled, else the network's
-        kind. It is read back and compared with ``predict`` before the file is written.
+        It takes any number of raw rows, as one table, and returns what ``predict`` does with
+        ``outputs=True``. Categories are given by their position in the list, dates in seconds
+        since 1970; both formats hold a JSON text ``columns`` that describes them. ``x`` is a few
+        example rows, whose dtype the program takes; without them, float64 if inputs are scaled,
+        else the network's. The program is compared with ``predict`` before the file is written.
         """
         from fedgradnorm._runs.after.exporting import export
 
@@ -259,11 +259,11 @@ class Run:
     def benefit(
         self, alone: Run, clients: Iterable[Client], *, by: By = "score", seed: int = 0
     ) -> Benefit:
-        """What ``clients`` gain in this run over ``alone``, a run with share="none".
+        """The benefit of this run to ``clients`` over ``alone``, a run with share="none".
 
-        Both must be finished runs of these clients, whose test rows are used; some of the clients
-        may be left out. Classes are judged by accuracy (``by="loss"``: by the loss), numbers by the
-        loss. Intervals are of rows drawn in pairs (bootstrap); ``seed`` decides which are drawn.
+        Both must be finished runs of these clients and are compared on their test examples; some
+        clients may be left out. Classification is judged by accuracy (``by="loss"``: by the loss),
+        regression by the loss. Intervals come from a paired bootstrap, seeded by ``seed``.
         """
         if not isinstance(alone, Run):
             raise ConfigError(f"alone must be a run trained with share='none', not {shown(alone)}")

@@ -19,7 +19,7 @@ from fedgradnorm.data._sources import DataProgress
 from fedgradnorm.experiments._config.config_file import Config, build, check
 from fedgradnorm.experiments._entries import Entry
 from fedgradnorm.experiments._execute import LoadedData, execute, load_data, output_folder
-from fedgradnorm.experiments._jobs import Watch, run_in_parallel, told
+from fedgradnorm.experiments._jobs import Watch, run_in_parallel, watched
 from fedgradnorm.experiments._trials import Trial, is_finished, run_name
 
 Pair = tuple[Trial, Trial]
@@ -60,7 +60,7 @@ def benefit(
             data = load_data(pair[0].config, data_progress)
         for trial in pair:
             if trial in waiting:
-                with told(trial, len(waiting), watch) as show:
+                with watched(trial, len(waiting), watch) as show:
                     execute(trial.config, trial.folder, resume=True, progress=show, data=data)
         found.append(_benefit(pair, data, by))
     return found[0] if len(found) == 1 else over_seeds(found)

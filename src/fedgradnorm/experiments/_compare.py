@@ -11,7 +11,7 @@ from fedgradnorm.data._sources import DataProgress
 from fedgradnorm.experiments._config.config_file import Config, check
 from fedgradnorm.experiments._entries import FROZEN_FROM, read_entries
 from fedgradnorm.experiments._execute import LoadedData, execute, load_data, output_folder
-from fedgradnorm.experiments._jobs import Watch, run_in_parallel, told
+from fedgradnorm.experiments._jobs import Watch, run_in_parallel, watched
 from fedgradnorm.experiments._trials import Trial, plan
 
 
@@ -25,15 +25,15 @@ def compare(
     watch: Watch | None = None,
     data_progress: DataProgress | None = None,
 ) -> list[Path]:
-    """Train each method from each seed at each point of the sweep; the run folders by method.
+    """Train each method from each seed at each point of the sweep; return the folders by method.
 
-    ``methods`` and ``seeds`` are those of the config's ``[compare]`` where not given; after a
-    method's name may come settings of its own (``"fedgradnorm weighting.lr=0.008"``). The runs lie
-    in ``<output>/<name>-compare`` unless ``folder`` says otherwise. Called again, it keeps what is
-    finished, resumes what is not, and starts the rest. All methods of a seed get the same data, the
-    same start of the shared network and heads, and the same batches. With ``jobs`` > 1 so many
-    processes share the runs. ``watch`` is told how they go. Training that fails is an error once
-    all others are done.
+    ``methods`` and ``seeds`` default to those of the config's ``[compare]``; a method's name can be
+    followed by its own settings (``"fedgradnorm weighting.lr=0.008"``). The runs are saved in
+    ``<output>/<name>-compare`` unless ``folder`` says otherwise. Called again, it keeps finished
+    runs, resumes unfinished ones and starts the rest. All methods of a seed get the same data, the
+    same initial network and heads, and the same batches. With ``jobs`` > 1, that many processes
+    share the runs. ``watch`` is called with their progress. Failed training is an error once all
+    other runs are done.
     """
     methods = config.compare.methods if methods is None else methods
     seeds = config.compare.seeds if seeds is None else seeds
@@ -85,7 +85,7 @@ def _run_in_turn(
         if data is None or loaded != wanted:
             data, loaded = load_data(trial.config, data_progress), wanted
         try:
-            with told(trial, len(trials), watch) as show:
+            with watched(trial, len(trials), watch) as show:
                 execute(trial.config, trial.folder, resume=True, progress=show, data=data)
         except TrainingError as error:
             failures.append(f"{trial.title}: {error}")

@@ -1,4 +1,4 @@
-"""A config into a run folder, and a run folder on to its end."""
+"""Train a config into a run folder, or resume the run there."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def execute(
     data: LoadedData | None = None,
     data_progress: DataProgress | None = None,
 ) -> Run:
-    """Train what ``config`` describes, keeping everything in ``folder``.
+    """Train what ``config`` describes, and save everything in ``folder``.
 
-    Bad input leaves no folder behind. With ``resume`` the run there goes on; one that was stopped
-    before it wrote anything starts. ``start`` is the folder of a run to go on from: its network and
-    the heads of clients that it knows. ``data`` is the config's, where it is loaded already.
+    Bad input leaves no folder behind. With ``resume``, the run in the folder continues; one that
+    was stopped before it wrote anything starts. ``start`` is the folder of a run to start from: its
+    network and the heads of its clients. ``data`` is the config's, if it is already loaded.
     """
     folder = Path(folder)
     if not is_leader():  # under torchrun: rank 0 keeps the folder, and says what is in it
@@ -108,7 +108,7 @@ def _trained(
 
 
 def _check_settings(folder: Path, config: Config) -> None:
-    """Refuse a config that was changed since: a run goes on with the settings it stores."""
+    """Refuse a config that was changed since: a run continues with the settings it stores."""
     there, here = Settings(**completed(read_manifest(folder)["settings"])), config.settings
     # A stored schedule is filled in with the length of the run.
     schedules = {n for n in FIELDS if n.endswith("_schedule") and getattr(here, n)}

@@ -49,7 +49,7 @@ Watch = Callable[[Sequence[News]], None]
 
 
 @contextmanager
-def told(trial: Trial, count: int, watch: Watch | None) -> Iterator[Callable[[Progress], None]]:
+def watched(trial: Trial, count: int, watch: Watch | None) -> Iterator[Callable[[Progress], None]]:
     """Tell ``watch`` of a run in this process: its rounds, and its end."""
     tell = watch or (lambda _: None)
 
