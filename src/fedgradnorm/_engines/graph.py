@@ -18,12 +18,12 @@ from torch import Tensor
 
 from fedgradnorm._engines.engine import Engine
 from fedgradnorm._engines.examples import Batch, Examples, Plan
+from fedgradnorm._round.batches import stretches
 from fedgradnorm._state.table import FIRST_LOSS
 
 log = logging.getLogger("fedgradnorm")
 
 DEVICES = {"cuda"}  # that have graphs
-AT_ONCE = 1 << 24  # row numbers that are sorted together
 LONGEST = 512  # rounds whose results are kept on the device
 WARM = 3  # ordinary rounds before one is captured: libraries choose their kernels in them
 
@@ -268,7 +268,7 @@ class DeviceBatches:
                 by_size.setdefault(batches.sizes[name], []).append(k)
             alike = []
             for size, members in by_size.items():
-                bases = [_signed(batches.base[group.names[k]]) for k in members]
+                bases = [batches.base[group.names[k]] for k in members]
                 where = torch.tensor(members, device=self._device)
                 alike.append((size, torch.tensor(bases, device=self._device), where))
             self._groups.append((len(group.names), group.part.batch, alike))
@@ -282,35 +282,8 @@ class DeviceBatches:
             for size, bases, where in alike:
                 batch = min(width, size)  # of fewer examples; the rest is padding
                 reads = self._steps * batch
-                start, stop = first * reads, (first + rounds) * reads
-                passes = torch.arange(start // size, -(-stop // size), device=self._device)
-                some = max(1, AT_ONCE // (len(passes) * size))
-                for k in range(0, len(bases), some):
-                    keys = _scrambled(bases[k : k + some, None] + passes)
-                    drawn = permutations(keys, size).flatten(1)[:, start % size :]
-                    own = drawn[:, : rounds * reads].reshape(-1, rounds, self._steps, batch)
-                    table[:, where[k : k + some], :, :batch] = own.transpose(0, 1)
+                drawn = stretches(bases, size, first * reads, (first + rounds) * reads)
+                own = drawn.reshape(-1, rounds, self._steps, batch)
+                table[:, where, :, :batch] = own.transpose(0, 1)
             found.append(table.flatten(1))
         return torch.cat(found, dim=1)
-
-
-def permutations(keys: Tensor, size: int) -> Tensor:
-    """``batches.permutations`` in PyTorch's signed numbers, which compare differently."""
-    steps = torch.arange(1, size + 1, device=keys.device) * _signed(0x9E3779B97F4A7C15)
-    values = _scrambled(keys[..., None] + steps)
-    return (values ^ _signed(1 << 63)).argsort(dim=-1)  # no two are equal
-
-
-def _scrambled(values: Tensor) -> Tensor:
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        values = (values ^ _shifted(values, shift)) * _signed(factor)
-    return values ^ _shifted(values, 31)
-
-
-def _shifted(values: Tensor, by: int) -> Tensor:
-    """To the right, with zeros coming in."""
-    return (values >> by) & ((1 << (64 - by)) - 1)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value

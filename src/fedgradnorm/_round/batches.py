@@ -12,29 +12,57 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.seeding import each_number
 
-AT_ONCE = 1 << 20  # examples sorted together; more are sorted client by client
+AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}  # examples sorted together, by the kind of device
 MOST = 1 << 25  # examples of one round: drawing them takes about a gigabyte
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _scrambled(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _signed(value: int) -> int:
+    """The same 64 bits as one of PyTorch's numbers, which have a sign."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+GOLDEN, FACTORS = _signed(0x9E3779B97F4A7C15), (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def _scrambled(values: Tensor) -> Tensor:
     """A bijection of 64-bit numbers that looks random (the finaliser of SplitMix64)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    for shift, factor in zip((30, 27), FACTORS, strict=True):
+        values = (values ^ _shifted(values, shift)) * _signed(factor)
+    return values ^ _shifted(values, 31)
 
 
-def permutations(keys: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
+def _shifted(values: Tensor, by: int) -> Tensor:
+    """To the right, with zeros coming in."""
+    return (values >> by) & ((1 << (64 - by)) - 1)
+
+
+def permutations(keys: Tensor, size: int) -> Tensor:
     """One permutation of 0 .. size-1 for each key, all drawn at once."""
-    steps = np.arange(1, size + 1, dtype=np.uint64) * GOLDEN
-    order: NDArray[np.int64] = np.argsort(_scrambled(keys[..., None] + steps), kind="stable")
-    return order
+    steps = torch.arange(1, size + 1, device=keys.device) * GOLDEN
+    values = _scrambled(keys[..., None] + steps)
+    return (values ^ _signed(1 << 63)).argsort(dim=-1)  # as unsigned numbers; no two are equal
+
+
+def stretches(bases: Tensor, size: int, start: int, stop: int) -> Tensor:
+    """Examples ``start`` to ``stop`` of the streams of clients with ``size`` examples each.
+
+    ``bases`` are the clients' own numbers; each stream is endless, one pass after another.
+    """
+    passes = torch.arange(start // size, -(-stop // size), device=bases.device)
+    here = slice(start % size, start % size + stop - start)
+    some = max(1, AT_ONCE[bases.device.type] // max(1, len(passes) * size))
+    return torch.cat([
+        permutations(_scrambled(few[:, None] + passes), size).flatten(1)[:, here].contiguous()
+        for few in bases.split(some)
+    ])  # fmt: skip
 
 
 class Batches:
@@ -60,7 +88,8 @@ class Batches:
         self.sizes, self.steps = dict(sizes), steps
         self.batch = {n: min(batch_size or size, size) for n, size in sizes.items()}
         names = [owners[n] for n in sizes] if owners else list(sizes)
-        self.base = dict(zip(sizes, each_number(names, seed, "batches"), strict=True))
+        numbers = map(_signed, each_number(names, seed, "batches"))
+        self.base = dict(zip(sizes, numbers, strict=True))
         if len(self.sizes) <= self.FEW:
             self._check_fits(list(sizes))
         epoch = max((-(-sizes[n] // (steps * self.batch[n])) for n in sizes), default=1)
@@ -119,15 +148,9 @@ class Batches:
             by_size.setdefault(self.sizes[name], []).append(name)
         for size, alike in by_size.items():
             batch = self.batch[alike[0]]
-            start, stop = first * batch, (first + steps) * batch
-            passes = np.arange(start // size, -(-stop // size), dtype=np.uint64)
-            bases = np.array([self.base[name] for name in alike], dtype=np.uint64)
-            keys = _scrambled(bases[:, None] + passes)
-            here = slice(start % size, start % size + steps * batch)
-            together = keys.size * size <= AT_ONCE
-            for own in [slice(None)] if together else [slice(k, k + 1) for k in range(len(keys))]:
-                streams = permutations(keys[own], size).reshape(-1, len(passes) * size)[:, here]
-                found.update(zip(alike[own], streams.reshape(-1, steps, batch), strict=True))
+            bases = torch.tensor([self.base[name] for name in alike], device="cpu")
+            streams = stretches(bases, size, first * batch, (first + steps) * batch)
+            found.update(zip(alike, streams.reshape(-1, steps, batch).numpy(), strict=True))
         return found
 
 
