@@ -114,6 +114,13 @@ def test_a_gap_elsewhere_costs_nothing(make):
     assert client.size + len(client.test[0]) == 95
 
 
+def test_a_column_that_the_task_does_not_use_is_not_looked_at(make):
+    (client,) = make(put(3, "O3", "abc"))
+    assert client.size + len(client.test[0]) == 96
+    with pytest.raises(DataError, match="column 'O3' is 'abc', not a number"):
+        make(put(3, "O3", "abc"), tasks=["o3"])
+
+
 def test_inputs_are_scaled_by_training_rows_and_never_see_rain_or_wind_direction(make):
     def rainy(rows):
         for row in rows:

@@ -76,3 +76,28 @@ def test_bad_rows_are_numbered_by_file() -> None:
     assert table.bad_rows() == {"the DataFrame of train": (5, 10)}
     with pytest.raises(fgn.DataError, match="data row 5: column 'load' is empty"):
         table.client("a")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"inputs": Inputs(["load"], missing="zero")},
+        {"inputs": Inputs(["load", "site"], sequence="site")},
+        {"split": Split(0.2, time="hours", group="site")},
+        {"target": Target("hours", "regresion")},
+    ],
+)
+def test_an_option_that_cannot_be_names_its_client(given: dict[str, Any]) -> None:
+    table = Table(**{"train": FRAME, "target": Target("hours", "regression"), **given})
+    with pytest.raises(fgn.ConfigError, match=r"^client 'north': "):
+        table.client("north")
+
+
+def test_a_file_with_several_tasks_is_read_once(tmp_path: Path) -> None:
+    """A row without a number for one of them is told once, and left out of all."""
+    gap = FRAME.astype({"hours": object}).assign(hours=lambda f: f.hours.mask(f.index == 3, "?"))
+    gap.to_csv(tmp_path / "a.csv", index=False)
+    tasks = {"life": Target("hours", "regression"), "state": Target("state", "binary")}
+    table = Table(tmp_path / "a.csv", tasks, ["load"], on_bad="drop")
+    assert table.bad_rows() == {str(tmp_path / "a.csv"): (4,)}
+    assert {row.size for row in table.client("a").rows} == {59}

@@ -182,16 +182,20 @@ class Table:
     def loaded(self, name: str, seed: int) -> Loaded:
         """The client, and which rows were left out of its files."""
         targets = {"": self.target} if isinstance(self.target, Target) else dict(self.target)
-        for key, target in targets.items():
-            who = f"{name}/{key}" if key else name
-            choose(str(target.task), KINDS, f"task of {who}" if key else "task")
-            target.check(who)
         given = self.inputs if isinstance(self.inputs, Inputs) else Inputs(self.inputs)
-        folder, by_column = self.images.images, self.split.way is not None
+        try:
+            for key, target in targets.items():
+                choose(str(target.task), KINDS, f"task of {name}/{key}" if key else "task")
+            plan, by_column = given.plan(), self.split.way is not None
+        except ConfigError as error:
+            raise ConfigError(f"client {name!r}: {error}") from error
+        for key, target in targets.items():
+            target.check(f"{name}/{key}" if key else name)
+        folder = self.images.images
         reader = Reader(
             targets=targets,
             given=given,
-            plan=given.plan(),
+            plan=plan,
             form=self._form(name),
             arrays=self.arrays,
             images=self.images,
