@@ -123,7 +123,7 @@ class RunFolder:
             if self.trainer.journal is not None:
                 self._segments.restore(state, self.trainer.journal)
             for name, table in self.trainer.tables.items():
-                table.recall(self.path / name, *_extent(state, name))
+                table.recall(self.path / name, *state["tables"][name])
         except FedGradNormError:
             raise
         except Exception as error:  # a state of another shape may fail anywhere, in any way
@@ -151,7 +151,7 @@ class RunFolder:
             if state is None:
                 table.attach(self.path / name)
             else:
-                table.reattach(self.path / name, *_extent(state, name))
+                table.reattach(self.path / name, *state["tables"][name])
         if not resume:
             write_manifest(self.path, self.manifest)
         elif state is not None:
@@ -167,10 +167,9 @@ class RunFolder:
         tables, run = self.trainer.tables, self._segments.run
         with writing(self.path):
             self._folder_lock.check()
-            sizes = {_size_of(name): table.sync() for name, table in tables.items()}
-            sums = {_sum_of(name): table.checksum for name, table in tables.items()}
+            ends = {name: [table.sync(), table.checksum] for name, table in tables.items()}
             rows = {} if journal is None else self._segments.add(journal, whole)
-            found = {"trainer": state, **sizes, **sums, **rows}
+            found = {"trainer": state, "tables": ends, **rows}
             before = self.path / PREVIOUS if self._go_back else None
             checkpoint.save(found, self.path / CHECKPOINT, run, before)
             if journal is not None:
@@ -286,21 +285,3 @@ def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
             tables = [{k: t.get(k) for k in keys if k != "fingerprint"} for t in (then, given)]
             return f"clients: client {name!r} has changed ({difference(*tables)})"
     return ""
-
-
-def _extent(state: Mapping[str, Any], name: str) -> tuple[int, str]:
-    """The size that a table had at the checkpoint, and its checksum."""
-    size, checksum = state[_size_of(name)], state[_sum_of(name)]
-    if not isinstance(size, int) or size < 0:
-        raise ValueError(f"{_size_of(name)} is {size!r}")
-    return size, checksum
-
-
-def _size_of(name: str) -> str:
-    """What a checkpoint calls the size that the table of this file had."""
-    return f"{Path(name).stem}_size"
-
-
-def _sum_of(name: str) -> str:
-    """What a checkpoint calls the checksum that the table of this file had."""
-    return f"{Path(name).stem}_sum"
