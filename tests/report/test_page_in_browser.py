@@ -298,6 +298,8 @@ def test_prints_every_figure_in_light_colours(browser, page_file):
         shown = page.locator("#tasks-table thead th:visible").all_inner_texts()
         assert {"training loss", "weight"} <= set(shown)
         assert not {"at start", "seeds"} & set(shown)
+        page.set_viewport_size({"width": 703, "height": 1000})  # of A4 without its margins
+        assert page.evaluate("document.documentElement.scrollWidth") <= 703
         page.emulate_media(media="screen", color_scheme="dark")
         ink = "getComputedStyle(document.documentElement).getPropertyValue('--paper')"
         assert page.evaluate(ink).strip() == "#fff"

@@ -358,7 +358,7 @@ def client_grid(benefit: Benefit, title: str) -> Grid:
     notes = ["gain: of errors in percent of what they are alone, of accuracies in points"]
     if left := len(benefit.gains) - len(places):
         notes.append(f"the worst, the median and the best clients; {left} between them left out")
-    columns = ("client", "metric", "alone", "joined", "gain", "95 % interval", "verdict")
+    columns = ("client", "metric", "alone", "joined", "gain", "verdict", "95 % interval")
     return Grid("benefit-clients", title, columns, (rows,), tuple(notes))
 
 
@@ -369,7 +369,7 @@ def _client_row(one: ClientGain) -> tuple[Cell, ...]:
         Cell(metric_text(one.alone, one.metric), {"": one.alone}),
         Cell(metric_text(one.joined, one.metric), {"": one.joined}),
         Cell(gain_text(one.gain, one.unit), {"": one.gain}, bold=told),
-        Cell(interval_text(one)), Cell(one.verdict, bold=told),
+        Cell(one.verdict, bold=told), Cell(interval_text(one)),
     )  # fmt: skip
 
 

@@ -120,10 +120,11 @@ def to_terminal(grid: Grid) -> Table:
             justify="right" if grid.right(number) else "left",
             min_width=_width(grid, number),
         )
+    apart = len(grid.groups) > 1 and any(len(group) > 1 for group in grid.groups)
     for group in grid.groups:
         for number in range(len(group)):
-            last = number + 1 == len(group)
-            table.add_row(*_texts(group, number), end_section=last and len(grid.groups) > 1)
+            end = apart and number + 1 == len(group)
+            table.add_row(*_texts(group, number), end_section=end)
     return table
 
 
