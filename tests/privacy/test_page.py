@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
@@ -17,6 +18,35 @@ import fedgradnorm as fgn
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "differential-privacy.md").read_text(encoding="utf-8")
 RESULTS = json.loads((ROOT / "benchmarks" / "results" / "privacy.json").read_text())
+
+
+ATTACKS, LEDGER, ROUND = "test_attacks.py", "test_ledger_laws.py", "test_private_round.py"
+TESTS = {
+    "Noise": [(ATTACKS, "test_dp1"), (ATTACKS, "test_dp7"), (LEDGER, "Orders")],
+    "A repeated order": [(ATTACKS, "test_dp4")],
+    "Several runs": [(ATTACKS, "test_dp2"), (LEDGER, "Charging")],
+    "First losses": [(ATTACKS, "test_dp3"), (ATTACKS, "test_an_answer_that_was_charged")],
+    "A crash": [(ATTACKS, "test_a_kill_in_the_middle"), (ATTACKS, "test_an_answer_that_was_c")],
+    "A deleted": [(ATTACKS, "test_dp10")],
+    "An example that": [(ATTACKS, "test_dp8")],
+    "Scaling": [(ATTACKS, "test_dp5_whatever"), (ATTACKS, "test_dp5_public")],
+    "A best round": [(ATTACKS, "test_dp9")],
+    "Dropout": [(ATTACKS, "test_dp6"), (ROUND, "test_a_layer_that_mixes")],
+    "Starting": [(ATTACKS, "test_a_run_on_the_same_data")],
+    "delta": [(ATTACKS, "test_delta_and_epsilon")],
+    "epsilon": [(ATTACKS, "test_delta_and_epsilon")],
+}
+"""The tests of each line of the table of threats, by how their names begin."""
+
+
+def test_every_threat_has_a_test_that_tries_it() -> None:
+    (table,) = re.findall(r"\| threat \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE)
+    lines = [line.strip("| ") for line in table.splitlines()]
+    assert [[k for k in TESTS if line.startswith(k)] for line in lines] == [[k] for k in TESTS]
+    for file, start in (one for tests in TESTS.values() for one in tests):
+        tree = ast.parse((ROOT / "tests" / "privacy" / file).read_text(encoding="utf-8"))
+        names = [n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+        assert any(name.startswith(start) for name in names), start
 
 
 def blocks(language: str) -> list[str]:
