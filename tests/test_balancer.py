@@ -28,7 +28,9 @@ BY_NORM = ("fedgradnorm", "fedgradnorm-direct", "fedgradnorm-steady", "central")
 
 
 class Network(nn.Module):
-    """A trunk and three heads whose losses differ in scale by a factor of 1000."""
+    """A trunk and three heads whose losses differ in scale by a factor of 1000, unless told."""
+
+    scales: tuple[float, ...] = (1, 30, 1000)
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +39,7 @@ class Network(nn.Module):
 
     def losses(self, x: Tensor) -> dict[str, Tensor]:
         features = self.trunk(x)
-        scales = dict(zip(TASKS, (1, 30, 1000), strict=True))
+        scales = dict(zip(TASKS, self.scales, strict=True))
         target = x[:, :2]
         return {
             task: scales[task] * (head(features) - target).square().mean()
@@ -150,13 +152,35 @@ def by_the_paper(
         yield weights.tolist()
 
 
-def test_it_is_the_papers_algorithm_1() -> None:
-    rule = fgn.GradNorm(gamma=0.12, lr=0.025, floor=None)
-    net = network()
+@pytest.mark.parametrize(("gamma", "scales"), [(0.12, (1, 30, 1000)), (1.5, (1, 1.2, 1.5))])
+def test_it_is_the_papers_algorithm_1(gamma: float, scales: tuple[float, ...]) -> None:
+    """With losses of one scale, the weights follow the pace, and so the sign of its exponent."""
+    rule = fgn.GradNorm(gamma=gamma, lr=0.025, floor=None)
+    net, other = network(), network()
+    net.scales = other.scales = scales
     balance = fgn.Balancer(TASKS, weighting=rule, shared=net.trunk[-1], step_with="previous")
     ours = numbers(train(net, balance, batches(30)))
-    paper = np.array(list(by_the_paper(network(), batches(30), 0.12, 0.025)))
+    paper = np.array(list(by_the_paper(other, batches(30), gamma, 0.025)))
     np.testing.assert_allclose(ours, paper, rtol=0, atol=1e-10)
+
+
+def test_losses_are_compared_with_the_first_ones() -> None:
+    """The direct rule without smoothing: p_i ~ (F_i / F_i0)^gamma / G_i, at every step."""
+    net, first = network(), None
+    rule = fgn.GradNorm(gamma=0.9, rule="direct", smoothing=0)
+    balance = fgn.Balancer(TASKS, weighting=rule, shared=net.trunk[-1])
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.03)
+    for x in batches(12):
+        losses = net.losses(x)
+        now = np.array([loss.item() for loss in losses.values()])
+        first = now if first is None else first
+        optimizer.zero_grad()
+        balance(losses).backward()
+        optimizer.step()
+        wanted = (now / first) ** 0.9 / np.array(list(balance.norms.values()))
+        found = np.array(list(balance.weights.values()))
+        np.testing.assert_allclose(found, 3 * wanted / wanted.sum(), rtol=1e-9)
+    assert (now < 0.9 * first).any()
 
 
 def test_it_is_the_method_central_on_the_same_data() -> None:
