@@ -1,15 +1,23 @@
+import hashlib
+import io
 import logging
+import lzma
 import zipfile
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data import mtfl
-from fedgradnorm.data.mtfl._mtfl_source import find_source
+from fedgradnorm.data._bad_rows import BadRows
+from fedgradnorm.data.mtfl._annotations import parse_boxes
+from fedgradnorm.data.mtfl._mtfl_source import OWN_BOXES, find_source, read_boxes
 from mtfl_archive import POINTS, box_csv, jpeg, mtfl_files, row, text, write_folder, write_zip
 
 BOX = (10.0, 12.0, 50.0, 60.0)
+PATHS = tuple(f"lfw_5590/a{i}.jpg" for i in range(6))
 
 
 @pytest.fixture
@@ -199,8 +207,44 @@ def test_a_damaged_entry_is_caught_by_its_checksum(tmp_path, files):
         prepare(path, tmp_path)
 
 
+def test_without_a_file_of_boxes_the_packages_own_are_taken(tmp_path, caplog):
+    """The package has a box for the official pictures, by their names, and for no others."""
+    files, known = mtfl_files(), ("lfw_5590/Aaron_Eckhart_0001.jpg", "AFLW/0001-image20056.jpg")
+    for path, name, size in zip(known, ("training.txt", "testing.txt"), (250, 150), strict=True):
+        files[path] = jpeg(size=(size, size))
+        files[name] += row(path).encode()
+    found = prepare(archive(tmp_path, files), tmp_path, crop="boxes")
+    assert (found.train.paths.tolist(), found.test.paths.tolist()) == ([known[0]], [known[1]])
+    assert found.info["boxes"] == "boxes.csv.xz"
+    assert "not those of the published runs" in caplog.text
+
+
+def test_the_packages_boxes_are_those_that_the_page_describes():
+    page = (Path(__file__).parents[2] / "docs" / "data-mtfl.md").read_text(encoding="utf-8")
+    content = OWN_BOXES.read_bytes()
+    assert hashlib.sha256(content).hexdigest() in page
+    boxes = pd.read_csv(io.BytesIO(read_boxes(OWN_BOXES)))
+    assert len(parse_boxes(read_boxes(OWN_BOXES), OWN_BOXES.name, BadRows("error"))) == 12_995
+    test = boxes.path.str.startswith("AFLW/")
+    train, rest = (int(boxes.score[where].sum()) for where in (~test, test))
+    assert f"{train:,} of 10,000 training and {rest:,} of 2,995 test" in " ".join(page.split())
+    assert len(content) < 100_000
+
+
+def test_boxes_may_be_compressed(tmp_path, files):
+    path, plain = archive(tmp_path, files), tmp_path / "boxes.csv"
+    plain.write_bytes(box_csv(dict.fromkeys((*PATHS, "AFLW/b0.jpg"), BOX)))
+    packed = tmp_path / "boxes.csv.xz"
+    packed.write_bytes(lzma.compress(plain.read_bytes()))
+    one, two = (prepare(path, tmp_path, crop="boxes", boxes=name) for name in (plain, packed))
+    np.testing.assert_array_equal(one.train.images, two.train.images)
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"boxes\.csv\.xz: not a complete \.xz file"):
+        prepare(path, tmp_path, crop="boxes", boxes=packed)
+
+
 def test_boxes_must_be_somewhere(tmp_path, files):
-    with pytest.raises(DataError, match=r"no mtfl_boxes\.csv beside it.*crop='whole'"):
+    with pytest.raises(DataError, match=r"no row is left .*crop='whole'"):
         prepare(archive(tmp_path, files), tmp_path, crop="boxes")
     with pytest.raises(DataError, match=r"gone\.csv: cannot be read"):
         prepare(tmp_path / "MTFL.zip", tmp_path, crop="boxes", boxes=tmp_path / "gone.csv")

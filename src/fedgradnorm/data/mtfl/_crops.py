@@ -96,7 +96,8 @@ def crop_faces(
     counts["used"] = len(kept)
     if not kept:
         raise DataError(
-            f"{crops.name}: no row is left ({counts}); check the boxes and the pictures"
+            f"{crops.name}: no row is left ({counts}); check the boxes and the pictures, "
+            "or use crop='whole'"
         )
     arrays: dict[str, NDArray[Any]] = {
         "images": images[: len(kept)],

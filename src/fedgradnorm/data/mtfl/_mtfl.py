@@ -21,17 +21,19 @@ from fedgradnorm._errors import DataError, choose
 from fedgradnorm.data._allocation import Allocation, check_enough, task_sizes
 from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
 from fedgradnorm.data._cache import cached, fingerprint
-from fedgradnorm.data._paths import ENV, user_path
+from fedgradnorm.data._paths import user_path
 from fedgradnorm.data.faces._face_clients import face_clients
 from fedgradnorm.data.mtfl._annotations import CLASSES, parse_annotations, parse_boxes
 from fedgradnorm.data.mtfl._crops import Crops, crop_faces
 from fedgradnorm.data.mtfl._mtfl_source import (
     ANNOTATIONS,
+    OWN_BOXES,
     Found,
     Source,
     find_boxes,
     find_source,
     open_source,
+    read_boxes,
 )
 
 __all__ = [
@@ -114,10 +116,11 @@ def prepare(
     """Read, crop and shrink every face once; later calls take it from the cache.
 
     ``source`` is MTFL.zip or its unpacked folder (default: :func:`find_source`). ``crop="boxes"``
-    takes face boxes from a CSV (default: mtfl_boxes.csv beside the source) and leaves out pictures
-    without one; ``drop_outside`` also leaves out faces with a landmark outside its box.
-    ``landmarks`` are in pixels of the crop (0 .. 40) or in [0, 1] ("unit"). ``on_bad="drop"``
-    leaves out bad rows, counts and lists them in ``info``; "error" stops at the first.
+    takes face boxes from a CSV (default: mtfl_boxes.csv next to the source, else the package's own)
+    and leaves out pictures without one; ``drop_outside`` also leaves out faces with a landmark
+    outside its box. ``landmarks`` are in pixels of the crop (0 .. 40) or in [0, 1] ("unit").
+    ``on_bad="drop"`` leaves out bad rows, counts and lists them in ``info``; "error" stops at the
+    first.
     """
     choose(crop, ("boxes", "whole"), "crop")
     choose(landmarks, ("pixels", "unit"), "landmarks")
@@ -176,7 +179,8 @@ def clients(
 
     Args:
         source: the MTFL archive or folder. In a config: path.
-        boxes: a CSV file of face boxes; mtfl_boxes.csv beside the source by default.
+        boxes: a CSV file of face boxes; by default mtfl_boxes.csv next to the source, else the
+            package's own.
         crop: faces cut out by "boxes", or the "whole" picture.
         landmarks: in "pixels" of the crop, or in the "unit" square.
         allocation: "balanced", "imbalanced", or sizes by task or in the order of ``tasks``.
@@ -206,13 +210,14 @@ def clients(
 
 
 def _box_file(source: Path, boxes: str | Path | None) -> Path:
+    """The given CSV, else the one next to the source, else the package's own boxes."""
     found = user_path(boxes, "mtfl: boxes") if boxes is not None else find_boxes(source)
     if found is None:
-        raise DataError(
-            f"{source}: no mtfl_boxes.csv beside it (nor a boxes= file given), which crop='boxes' "
-            f"needs; name the CSV of face boxes, or use crop='whole' ({ENV} may name the folder)"
-        )
-    return found
+        logger.warning(
+            "%s: no mtfl_boxes.csv next to it, so faces are cut out by the package's own boxes, "
+            "which are not those of the published runs", source,
+        )  # fmt: skip
+    return found or OWN_BOXES
 
 
 def _build(
@@ -228,7 +233,7 @@ def _build(
         split: parse_annotations(_text(files, name), name, bad)
         for split, name in ANNOTATIONS.items()
     }
-    boxes = parse_boxes(box_file.read_bytes(), box_file.name, bad) if box_file else None
+    boxes = parse_boxes(read_boxes(box_file), box_file.name, bad) if box_file else None
     total = sum(len(table.paths) for table in tables.values())
     arrays: dict[str, NDArray[Any]] = {}
     rows: dict[str, dict[str, int]] = {}
@@ -241,7 +246,8 @@ def _build(
         arrays |= {f"{split}_{name}": array for name, array in made.items()}
         done += len(table.paths)
     seconds = round(time.perf_counter() - start, 3)
-    return arrays, {"rows": rows, "bad": bad.messages, "seconds": seconds}
+    about = {"boxes": box_file.name if box_file else None, "seconds": seconds}
+    return arrays, {"rows": rows, "bad": bad.messages, **about}
 
 
 def _text(files: Source, name: str) -> bytes:

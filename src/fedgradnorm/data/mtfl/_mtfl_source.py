@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import lzma
 import os
 import zipfile
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from fedgradnorm.data.mtfl._annotations import member_path
 
 ANNOTATIONS = {"train": "training.txt", "test": "testing.txt"}
 BOXES = "mtfl_boxes.csv"
+OWN_BOXES = Path(__file__).with_name("boxes.csv.xz")
+"""Boxes by OpenCV's Haar cascades, from ``tools/face_boxes.py``, for users who have none."""
 
 _LARGEST = 64 << 20  # bytes of one file: MTFL's largest has 1 MB, an archive bomb's has more
 
@@ -59,6 +62,17 @@ def find_boxes(source: Path) -> Path | None:
     """The face boxes beside, or in, an archive or folder."""
     places = (source.parent / BOXES, source / BOXES)
     return next((place for place in places if place.is_file()), None)
+
+
+def read_boxes(path: Path) -> bytes:
+    """The CSV of face boxes, which may be compressed (.xz)."""
+    content = path.read_bytes()
+    if path.suffix != ".xz":
+        return content
+    try:
+        return lzma.decompress(content)
+    except lzma.LZMAError as error:
+        raise DataError(f"{path}: not a complete .xz file ({error}); compress it again") from error
 
 
 @contextmanager
