@@ -537,7 +537,8 @@ def _crop_faces(
     counts["used"] = len(kept)
     if not kept:
         raise DataError(
-            f"{name}: no row is left ({counts}); check the boxes and the pictures, or use crop='whole'"
+            f"{name}: no row is left ({counts}); check the boxes and the pictures, "
+            "or use crop='whole'"
         )
     arrays: dict[str, NDArray[Any]] = {
         "images": images[: len(kept)],
