@@ -26,11 +26,11 @@ IN_ORDER = [
     for name in (
         "balancer",
         "start", "data-files", "data-faces", "data-radcom", "experiments", "methods", "networks",
-        "results/README", "tasks", "benefit", "your-data",
+        "results/provenance", "tasks", "benefit", "your-data",
     )
 ]  # fmt: skip
 """Pages whose blocks, of whatever language, build on each other."""
-REAL = ["docs/data-clients.md", "docs/data-mtfl.md"]
+REAL = ["docs/data-clients.md", "docs/data-mtfl.md", "docs/reproduce.md"]
 """Pages whose blocks need the files that they describe."""
 ELSEWHERE = {
     "README.md": ("test_docs.py",),
@@ -61,6 +61,11 @@ SHORTER = {
         '"epochs": 20': '"epochs": 1',
         "demo.toml --seeds 2": "demo.toml --seeds 1 data.samples=400 epochs=1",
         "school.toml --seeds 2 rounds=100": f"school.toml --seeds 1 {FEW_SCHOOLS}",
+    },
+    "docs/reproduce.md": {
+        "reproduce table2": "reproduce table2 --seeds 1 rounds=2 evaluation.every=0",
+        "reproduce fig2": "reproduce fig2 --seeds 1 rounds=2 evaluation.every=0",
+        "epochs=55": "--seeds 1 rounds=2 data.samples=600 data.cache=false",
     },
     "docs/your-data.md": {"school.toml --seeds 3": f"school.toml --seeds 1 {FEW_SCHOOLS}"},
     "docs/benefit.md": {"benefit-school seed=100": f"benefit-school seed=100 {FEW_SCHOOLS}"},
