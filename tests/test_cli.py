@@ -237,7 +237,7 @@ def test_benefit_stopped_goes_on(config, tmp_path, monkeypatch):
 
     whole = cli("benefit", config, *BENEFIT, "--out", tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr("fedgradnorm._cli.benefit_command.watching", stopping)
+        patch.setattr("fedgradnorm._cli.compare_commands.showing_runs", stopping)
         stopped = cli("benefit", config, *BENEFIT, "--out", tmp_path / "part")
     assert stopped.exit_code == 130
     assert "go on with: the same command" in stopped.stderr

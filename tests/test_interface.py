@@ -69,7 +69,6 @@ OTHER: dict[str, Any] = {
         "clip": 1.0,
         "noise": "fresh",
         "large_epsilon": False,
-        "total": 0.0,
     },
     "shared": ["0", "!0.bias"],
     "frozen": "0.bias",

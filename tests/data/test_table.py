@@ -101,3 +101,21 @@ def test_a_file_with_several_tasks_is_read_once(tmp_path: Path) -> None:
     table = Table(tmp_path / "a.csv", tasks, ["load"], on_bad="drop")
     assert table.bad_rows() == {str(tmp_path / "a.csv"): (4,)}
     assert {row.size for row in table.client("a").rows} == {59}
+
+
+def test_a_file_of_many_clients_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was parsed once for each of them, and a bad row told as one of theirs by all of them."""
+    FRAME.assign(site=FRAME.index % 20).to_csv(tmp_path / "a.csv", index=False)
+    text = (tmp_path / "a.csv").read_text().splitlines()
+    (tmp_path / "a.csv").write_text("\n".join([*text, "7,2"]))
+    opened = []
+    real = Path.open
+    monkeypatch.setattr(Path, "open", lambda p, *a, **k: opened.append(p) or real(p, *a, **k))
+    table = Table(tmp_path / "a.csv", Target("hours", "regression"), ["load"], on_bad="drop")
+    clients = table.clients("plant", per="site")
+    assert [client.size for client in clients] == [3] * 20
+    assert len(opened) == 2  # for the values, and for the rows
+    (told,) = caplog.messages
+    assert "client 'plant-7': dropped 1 of 4 rows: data row 61 (line 62): 2 fields" in told

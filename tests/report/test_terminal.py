@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedgradnorm._cli import app, watching
-from fedgradnorm._cli.watching import Board
+from fedgradnorm._cli import app, board
+from fedgradnorm._cli.board import Board
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._report.frame import read_report
 from fedgradnorm._report.grid import to_terminal
@@ -130,10 +130,10 @@ def test_runs_one_after_another_say_how_much_is_left_of_all(
 ) -> None:
     text, now = io.StringIO(), [0.0]
     console = Console(file=text, force_terminal=terminal, width=100, color_system=None)
-    monkeypatch.setattr(watching, "err", console)
-    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(board, "err", console)
+    monkeypatch.setattr(board.time, "monotonic", lambda: now[0])
     one, other = (type("Trial", (), {"title": title})() for title in ("one", "other"))
-    with watching.watching() as watch:
+    with board.showing_runs() as watch:
         for trial in (one, other):
             with watched(trial, 4, watch) as show:
                 now[0] += 40.0

@@ -184,6 +184,18 @@ def test_ctrl_c_ends_the_command_and_its_streams(tmp_path: Path) -> None:
         stream.read()  # which has an end
 
 
+def test_it_needs_no_extra(tmp_path: Path) -> None:
+    extras = ("jinja2", "matplotlib", "plotly", "scipy", "pyarrow", "h5py", "flwr", "cryptography")
+    program = (
+        f"import sys\nsys.modules.update(dict.fromkeys({extras!r}))\n"
+        "from fedgradnorm._report.live import Live\n"
+        "from pathlib import Path\n"
+        f"print(*(name for name, _ in Live(Path({str(tmp_path)!r})).news()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "runs boards\n", done.stderr
+
+
 def test_report_no_longer_watches() -> None:
     assert CliRunner().invoke(app, ["report", "runs", "--watch"]).exit_code == 2
 

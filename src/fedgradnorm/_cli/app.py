@@ -10,12 +10,10 @@ import typer
 from fedgradnorm._cli import catalog, demo
 from fedgradnorm._cli import compare_commands as comparison
 from fedgradnorm._cli import data_commands as data
-from fedgradnorm._cli import export_command as exporting
 from fedgradnorm._cli import federation_commands as federation
 from fedgradnorm._cli import init_command as starting
 from fedgradnorm._cli import report_commands as reports
 from fedgradnorm._cli import training_commands as training
-from fedgradnorm._cli.benefit_command import benefit
 from fedgradnorm._cli.output import Commands, say
 from fedgradnorm._cli.watch_command import watch
 from fedgradnorm._version import __version__
@@ -56,8 +54,14 @@ def _options(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Start": (demo.demo, starting.init, catalog.configs),
-    "Train": (training.run, training.resume, comparison.compare, comparison.reproduce, benefit),
-    "Look": (reports.report, watch, catalog.methods, exporting.export),
+    "Train": (
+        training.run,
+        training.resume,
+        comparison.compare,
+        comparison.reproduce,
+        comparison.benefit,
+    ),
+    "Look": (reports.report, watch, catalog.methods, reports.export),
     "Federate": (federation.serve, federation.join),
 }
 for panel, commands in PANELS.items():

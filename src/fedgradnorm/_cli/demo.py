@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from fedgradnorm._cli.board import showing_runs
 from fedgradnorm._cli.output import check_report, data_bar, resumable, say
 from fedgradnorm._cli.training_commands import show_runs
-from fedgradnorm._cli.watching import watching
 from fedgradnorm._runs.layout import REPORT
 
 METHODS = ("fedrep", "fedgradnorm", "fedgradnorm-direct")
@@ -59,7 +59,7 @@ def demo(
     config = load_config("demo", [*(QUICK if quick else ()), *words])
     folder = free_folder(out, "demo")
     say(BEFORE)
-    with _one_thread(), resumable(AGAIN), data_bar("signals") as bar, watching() as watch:
+    with _one_thread(), resumable(AGAIN), data_bar("signals") as bar, showing_runs() as watch:
         folders = compare(config, METHODS, folder=folder, watch=watch, data_progress=bar)
     show_runs(folders, folder / "demo.png")
     page = write_page(folders, folder / REPORT)

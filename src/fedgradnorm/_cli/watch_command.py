@@ -77,6 +77,8 @@ def watch(
 
 def server(folder: Path, port: int = 0) -> Server:
     """A server for the page on ``folder``; nothing is served before ``serve_forever``."""
+    import fedgradnorm._report.live  # noqa: F401  takes seconds, which no page should wait for
+
     try:
         return Server(folder, port)
     except OSError as error:

@@ -265,7 +265,7 @@ def _answer_size(
         most = max(map(len, terms.several.values()), default=1)  # updates in one message
         return largest_answer(most * vector.nbytes, heads.largest if heads else 0, most)
     count = len(agreement.private.clients)
-    return SumOrder("", "", 0, 0, {}, None, len(vector) + 1, count).room()
+    return SumOrder("", "", 0, 0, {}, None, len(vector), count).room()
 
 
 def run_folder(config: Config, resume: bool) -> Path:

@@ -137,18 +137,10 @@ class ClientPrivacy(_Promise):
         ledger: a folder whose file "clients.jsonl" all runs are charged to. A federation over the
             network has none here, because each client keeps its own.
         large_epsilon: allow an epsilon above 20.
-        total: c > 0 also releases the noisy sum of the clients' multipliers, and the step is a mean
-            weighted by them; by default the sum is divided by the expected number of clients.
 
     >>> ClientPrivacy(epsilon=8, delta=1e-5).noise_multiplier is None
     True
     """
-
-    total: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        bounded("privacy.total", self.total)
 
 
 def privacy_of(table: Any, kind: type[Any] = Privacy) -> Any:

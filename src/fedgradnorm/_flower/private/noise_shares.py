@@ -23,7 +23,7 @@ from torch import Tensor
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._masking.ring import SPARE, Words, pack_vector, unpack_vector
 from fedgradnorm._privacy.noise import GRID, Noise
-from fedgradnorm._round.private.client_sums import along, clipped, plan_of_clients
+from fedgradnorm._round.private.client_sums import clipped, plan_of_clients
 from fedgradnorm._round.settings import Settings
 
 TAIL = 9.0  # no normal number of ``Noise`` is so many deviations away
@@ -44,10 +44,6 @@ class NoiseShares:
         if clients * math.ldexp(largest, self.bits) >= 2.0**SPARE:
             raise ConfigError(f"{clients} clients are too many for sums of 64 bits with this noise")
 
-    def words(self, shared: int) -> int:
-        """How many numbers are summed for a shared vector of this length."""
-        return shared + bool(self.terms.total)
-
     def part(self, update: Tensor, multiplier: float, least: int, noise: Noise) -> Words:
         """A client's part of a sum with at least ``least`` honest clients, with its noise.
 
@@ -55,8 +51,7 @@ class NoiseShares:
         """
         fine = torch.isfinite(update).all() and math.isfinite(multiplier)
         own = torch.tensor([multiplier if fine else 0.0], dtype=torch.float64)
-        clip = self.clip(self.words(len(update)))
-        row = clipped(update[None].cpu(), own, clip, self.terms.total)[0].numpy()
+        row = clipped(update[None].cpu(), own, self.clip(len(update)))[0].numpy()
         given = noise.uniform(1)[0] <= self.plan.rate
         share = self.deviation / math.sqrt(least) * noise.normal(len(row))
         return pack_vector(row * float(given), self.bits) + pack_vector(share, self.bits)
@@ -70,5 +65,4 @@ class NoiseShares:
 
     def direction(self, words: Words, clients: int) -> Tensor:
         """What the server steps along: the sum by the number of clients expected to be in it."""
-        noised = torch.from_numpy(unpack_vector(words, self.bits))
-        return along(noised, self.deviation, self.plan.rate * clients, self.terms.total)
+        return torch.from_numpy(unpack_vector(words, self.bits)) / (self.plan.rate * clients)

@@ -86,9 +86,6 @@ class NoisyCoordinator(PrivateCoordinator):
         self.taken += any("input" in one for one in asks.values())
         return super()._ask(asks)
 
-    def _words(self) -> int:
-        return self.shares.words(len(self.server.shared))
-
     def _told_to(self, name: str) -> dict[str, Any]:  # noqa: ARG002
         return {"told": {}, "since": []}
 

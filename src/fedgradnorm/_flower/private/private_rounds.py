@@ -192,11 +192,7 @@ class PrivateCoordinator(Coordinator):
         updates = one is not None and one["part"] == Phase.UPDATE
         trains = one is not None and (one["part"] == Phase.SIGNALS or one["ahead"])
         sends = shared.clone() if trains or asks.get("finish") else None
-        return SumOrder(*about, asks, sends, self._words() if updates else 0, len(self.names))
-
-    def _words(self) -> int:
-        """How many masked words come with an update."""
-        return len(self.server.shared)
+        return SumOrder(*about, asks, sends, len(shared) if updates else 0, len(self.names))
 
     def _checked(self, name: str, content: bytes, order: Any) -> Any:  # noqa: ARG002
         return decode_sum_answer(content, order)

@@ -1,14 +1,13 @@
 """Client-level privacy: the sum of a round's updates, each clipped, with noise.
 
 Each of N clients participates in a round with probability q. Client i computes its own multiplier
-m_i, and adds m_i (g_i, c), clipped to norm C, to a sum. The server adds normal noise of standard
-deviation sigma C to each number of the sum and divides by the fixed q N:
+m_i, and adds m_i g_i, clipped to norm C, to a sum. The server adds normal noise of standard
+deviation sigma C to each number of the sum, divides by the fixed q N, and steps along
 
-    (u, v) = (sum_i m_i (g_i, c) min(1, C / (m_i |(g_i, c)|)) + sigma C z) / (q N).
+    u = (sum_i m_i g_i min(1, C / (m_i |g_i|)) + sigma C z) / (q N).
 
 So an additional client moves the sum by at most C. If weights were scaled to sum to N instead, one
-client would change all of them, and could move the mean by 2 C. The step is along u, or with c > 0
-along u c / v, a mean weighted by m; v is at least its noise.
+client would change all of them, and could move the mean by 2 C.
 
 m_i is 1, a given weight, or that of FedGradNorm's direct rule:
 log m_i <- s log m_i + (1 - s) log(r_i^gamma / G_i), whose numbers never leave client i.
@@ -73,12 +72,10 @@ class ClientSums:
 
     def direction(self, updates: Tensor, own: Tensor, round_number: int) -> Tensor:
         """The direction of the server's step; ``own`` is each row's m, 0 for absent clients."""
-        clip, scale = self.terms.clip, self.terms.total
-        total = clipped(updates, own, clip, scale).sum(dim=0)
-        deviation = self.noise * clip
-        numbers = total.cpu().numpy()
+        numbers = clipped(updates, own, self.terms.clip).sum(dim=0).cpu().numpy()
+        deviation = self.noise * self.terms.clip
         noised = torch.from_numpy(self._noise.noised(numbers, deviation, "sum", round_number))
-        return along(noised, deviation, self.rate * self.count, scale).to(updates)
+        return (noised / (self.rate * self.count)).to(updates)
 
     def multipliers(self, signals: Signals) -> Tensor:
         """m of each active row, from its own numbers alone; 0 for the others."""
@@ -114,22 +111,11 @@ class ClientSums:
         self.started = torch.tensor(state["started"], dtype=torch.bool)
 
 
-def clipped(updates: Tensor, own: Tensor, clip: float, scale: float) -> Tensor:
-    """m_i (g_i, c), each row no longer than ``clip``; without the last column where c is 0."""
-    rows = updates.double()
-    if scale:
-        rows = torch.cat([rows, rows.new_full((len(rows), 1), scale)], dim=1)
-    rows = own[:, None] * torch.where(own[:, None] > 0, rows, 0)
+def clipped(updates: Tensor, own: Tensor, clip: float) -> Tensor:
+    """m_i g_i, each row no longer than ``clip``."""
+    rows = own[:, None] * torch.where(own[:, None] > 0, updates.double(), 0)
     shortened: Tensor = rows * (clip / rows.norm(dim=1).clamp_min(clip))[:, None]
     return shortened
-
-
-def along(noised: Tensor, deviation: float, expected: float, scale: float) -> Tensor:
-    """The direction of a noisy sum over an ``expected`` number of clients."""
-    mean = noised / expected
-    if not scale:
-        return mean
-    return mean[:-1] * (scale / float(mean[-1].clamp_min(deviation / expected)))
 
 
 def check_client_level(settings: Settings, weighting: Weighting) -> None:

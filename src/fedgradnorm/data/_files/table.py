@@ -122,12 +122,12 @@ class Table:
 
     def clients(self, name: str, *, per: str | None = None, seed: int = 0) -> list[Client]:
         """A client, or with ``per`` one for each value of that column, called ``NAME-VALUE``."""
-        tables = {name: self} if per is None else self._per(name, per)
-        how = self.standardize
-        if how != "pooled":
-            return [table.client(one, seed=seed) for one, table in tables.items()]
-        own = {key: replace(t, standardize=t.beside_pooled) for key, t in tables.items()}
-        return standardized_together([t.client(key, seed=seed) for key, t in own.items()])
+        pooled = self.standardize == "pooled"
+        table = replace(self, standardize=self.beside_pooled) if pooled else self
+        tables = {name: table} if per is None else table._per(name, per)
+        read: dict[Any, Any] = {}  # each file is read once for all of them
+        made = [one.loaded(key, seed, read).client for key, one in tables.items()]
+        return standardized_together(made) if pooled else made
 
     def bad_rows(self, *, seed: int = 0) -> dict[str, tuple[int, ...]]:
         """The numbers of the rows that cannot be used, by file; the log has the reasons."""
@@ -164,7 +164,7 @@ class Table:
             raise DataError(f"{path}: column {column!r} is empty, so there is no client in it")
         return tuple(sorted(texts, key=lambda text: (found.codes([text])[0] or 0, text)))
 
-    def _form(self, name: str) -> Form:
+    def _form(self, name: str, read: dict[Any, Any] | None = None) -> Form:
         """What is said of the tables as files, checked."""
         gaps, kept = names(self.na), {} if self.where is None else self.where
         if not all(isinstance(text, str) for text in gaps):
@@ -177,10 +177,11 @@ class Table:
             )
         values = {str(column): str(value).strip() for column, value in kept.items()}
         free = self.split.columns if self.split.way == "stratified" else ()
-        return Form(self.format, tuple(text.strip() for text in gaps), values, free)
+        before = {} if read is None else read
+        return Form(self.format, tuple(text.strip() for text in gaps), values, free, before)
 
-    def loaded(self, name: str, seed: int) -> Loaded:
-        """The client, and which rows were left out of its files."""
+    def loaded(self, name: str, seed: int, read: dict[Any, Any] | None = None) -> Loaded:
+        """The client, and which rows were left out; ``read`` are tables that were read before."""
         targets = {"": self.target} if isinstance(self.target, Target) else dict(self.target)
         given = self.inputs if isinstance(self.inputs, Inputs) else Inputs(self.inputs)
         try:
@@ -196,7 +197,7 @@ class Table:
             targets=targets,
             given=given,
             plan=plan,
-            form=self._form(name),
+            form=self._form(name, read),
             arrays=self.arrays,
             images=self.images,
             inputs=given.listed(),

@@ -12,7 +12,7 @@ import io
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,13 +50,15 @@ class Form:
 
     ``format`` replaces the file's ending. ``na`` are texts that stand for no value, beside the
     usual ones. ``where`` keeps the rows in which columns have these values. Columns ``free`` may
-    be empty where they decide the split.
+    be empty where they decide the split. ``read`` are the tables that were read for other clients
+    of the same files.
     """
 
     format: str | None = None
     na: tuple[str, ...] = ()
     where: Mapping[str, str] = field(default_factory=dict)
     free: tuple[str, ...] = ()
+    read: dict[Any, tuple[Cells, dict[int, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.format is not None:
@@ -95,19 +97,15 @@ def read_table(
     form = form or Form()
     if columns is not None:
         columns = list(dict.fromkeys([*columns, *form.where]))
-    if is_frame(path):
-        cells = frame_cells(path, columns, bad)
-    elif form.suffix(path) in PARQUET:
-        cells = _read_parquet(path, columns, bad)
+    key = None if columns is None else tuple(columns), "" if is_frame(path) else str(path)
+    if key[1] and key in form.read:
+        cells, reasons = form.read[key]
+        bad.reasons |= reasons
+        cells = replace(cells, places=replace(cells.places, bad=bad))
     else:
-        cells = _read_csv(path, columns, bad)
+        cells = _read(path, columns, bad, form)
+        form.read[key] = cells, dict(bad.reasons)
     frame = cells.frame
-    if form.na:
-        known = {
-            name: [None if str(cell).strip() in form.na else cell for cell in cells[name]]
-            for name in frame
-        }
-        frame = pd.DataFrame(known, index=frame.index, columns=frame.columns, dtype=object)
     wanted = np.ones(len(frame), dtype=bool)
     for name, value in form.where.items():
         if name not in frame:
@@ -115,7 +113,26 @@ def read_table(
         wanted &= np.array(each(text_of, cells_of(frame[name])), dtype=object) == value
     if wanted.all():
         return Cells(frame, cells.places)
-    return Cells(frame[wanted], cells.places.at(np.flatnonzero(wanted).tolist()))
+    places = cells.places.at(np.flatnonzero(wanted).tolist())
+    bad.reasons = {row: bad.reasons[row] for row in places.numbers if row in bad.reasons}
+    return Cells(frame[wanted], places)
+
+
+def _read(path: Any, columns: Sequence[str] | None, bad: BadRows[int], form: Form) -> Cells:
+    """All rows of the file, with its gaps as gaps."""
+    if is_frame(path):
+        cells = frame_cells(path, columns, bad)
+    elif form.suffix(path) in PARQUET:
+        cells = _read_parquet(path, columns, bad)
+    else:
+        cells = _read_csv(path, columns, bad)
+    if not form.na:
+        return cells
+    known = {
+        name: [None if str(cell).strip() in form.na else cell for cell in cells[name]]
+        for name in cells.frame
+    }
+    return replace(cells, frame=pd.DataFrame(known, columns=cells.frame.columns, dtype=object))
 
 
 def frame_cells(

@@ -22,7 +22,7 @@ PLAIN_SECONDS = 30.0
 
 
 @contextmanager
-def watching() -> Iterator[Watch]:
+def showing_runs() -> Iterator[Watch]:
     """What a comparison tells its news to.
 
     A line stays of every run that has finished. Below it, a terminal shows the runs under way, each
