@@ -241,7 +241,7 @@ def test_what_a_resumed_run_has_cut_off_is_sent_anew(tmp_path: Path) -> None:
 
 def test_scores_have_their_metric_and_baseline_and_losses_no_scale(tmp_path: Path) -> None:
     clients = {
-        "gender": {"kind": "classification", "metric": "accuracy", "trivial": {"accuracy": 0.5}},
+        "gender": {"kind": "classification", "metric": "accuracy", "baseline": {"accuracy": 0.5}},
         "landmark": {"kind": "regression", "loss_scale": 4.0},
     }
     plain = write_run(tmp_path / "plain", "fedrep")
