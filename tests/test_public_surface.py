@@ -28,7 +28,7 @@ SURFACE = {
     "fedgradnorm.data.fdu_mtl": "clients",
     "fedgradnorm.data.har": "clients",
     "fedgradnorm.data.landmine": "clients",
-    "fedgradnorm.data.mtfl": "MTFL clients prepare",
+    "fedgradnorm.data.mtfl": "MTFL Split clients prepare",
     "fedgradnorm.data.radcom": """MODULATIONS SIGNALS SNRS TASKS WAVEFORMS RadCom clients generate
         prepare read""",
     "fedgradnorm.data.sarcos": "clients",

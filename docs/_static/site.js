@@ -1,2 +1,16 @@
 // Search shows excerpts of the pages it finds. A browser refuses to fetch them from a disk.
 if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+
+// For keyboards and screen readers: what scrolls sideways can be focused, and captions of the
+// sidebar are headings of a level.
+const SCROLLERS = ".highlight pre, .output, .table-wrapper, div.math";
+const reach = () => document.querySelectorAll(SCROLLERS).forEach((e) => {
+  if (e.scrollWidth > e.clientWidth) e.tabIndex = 0;
+  else e.removeAttribute("tabindex");
+});
+addEventListener("DOMContentLoaded", () => {
+  document.querySelectorAll("p.caption[role=heading]").forEach((e) => e.setAttribute("aria-level", "2"));
+  reach();
+});
+addEventListener("load", reach);
+addEventListener("resize", reach);

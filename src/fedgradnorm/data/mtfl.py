@@ -34,7 +34,7 @@ from fedgradnorm.data._images import Box, all_inside, crop_resize, decode_grey, 
 from fedgradnorm.data._paths import find_data, user_path
 from fedgradnorm.data._source import Source
 
-__all__ = ["MTFL", "clients", "prepare"]
+__all__ = ["MTFL", "Split", "clients", "prepare"]
 
 logger = logging.getLogger(__name__)
 
