@@ -11,11 +11,13 @@ import sys
 import tarfile
 import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 import page_blocks
 from data.test_radcom_file import original, write
+from fedgradnorm._cli.demo import METHODS
 from fedgradnorm.tasks._kind import KINDS
 from fedgradnorm.tasks._named_metrics import METRICS
 
@@ -207,6 +209,20 @@ def test_the_overview_is_drawn_by_its_script():
     for theme in names["THEMES"]:
         path = ROOT / "docs" / "images" / f"overview-{theme}.svg"
         assert path.read_text(encoding="utf-8") == names["drawn"](theme)
+
+
+def test_the_recording_of_the_demo_shows_its_methods_and_ends_with_its_finding():
+    text = (ROOT / "docs" / "images" / "demo.svg").read_text(encoding="utf-8")
+    assert "docs/images/demo.svg" in (ROOT / "README.md").read_text()
+    assert len(text) < 100_000
+    picture = ElementTree.fromstring(text)
+    assert float(picture.get("font-size")) * 0.75 >= 8  # points, at the width it is shown
+    assert set(re.findall(r"https?://[^\s\"<]+", text)) == {"http://www.w3.org/2000/svg"}
+    end = " ".join(picture[-1].itertext())
+    assert picture[-1].get("class") == "end"
+    table, finding = end.split("One seed cannot tell methods apart")
+    assert set(METHODS) <= set(table.split())
+    assert {METHODS[0], METHODS[-1]} <= set(finding.split())
 
 
 def test_the_start_page_names_every_extra():

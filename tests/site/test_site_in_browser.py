@@ -77,3 +77,14 @@ def test_every_page_is_quiet(browser, site):
         for name in PAGES:
             page.goto((site / f"{name}.html").as_uri())
             assert page.locator("h1").count() == 1, name
+
+
+def test_what_scrolls_sideways_can_be_focused_and_captions_have_a_level(browser, site):
+    with opened(browser, site, PHONE) as page:
+        page.goto((site / "methods.html").as_uri())
+        scrollers = page.locator("main [tabindex='0']")
+        assert scrollers.count() > 0
+        wide = scrollers.evaluate_all("found => found.every((e) => e.scrollWidth > e.clientWidth)")
+        assert wide
+        captions = page.locator("p.caption[role=heading]")
+        assert captions.count() == page.locator("p.caption[aria-level='2']").count() > 0
