@@ -96,7 +96,9 @@ def test_the_summary_of_a_run_without_clients_of_its_own() -> None:
     done = fgn.train(toys.network(), toys.clients(), rounds=2)
     without = dataclasses.replace(done, clients={})
     assert list(without.summary().index) == list(done.clients)
-    nothing = dataclasses.replace(without, manifest={**done.manifest, "clients": {}})
+    unnamed = dataclasses.replace(without, manifest={**done.manifest, "clients": {}})
+    assert list(unnamed.summary().index) == list(done.clients)  # those that reported
+    nothing = dataclasses.replace(unnamed, table=type(done.table)(()))
     assert not len(nothing.summary())
 
 
