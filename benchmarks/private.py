@@ -24,11 +24,11 @@ import fedgradnorm as fgn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._flower.agreement import Agreement, sent_scalars
 from fedgradnorm._flower.attendance import Patience
+from fedgradnorm._flower.client_session import ClientSession
 from fedgradnorm._flower.coordinator import Coordinator
-from fedgradnorm._flower.participant import Participant
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms
-from fedgradnorm._flower.private.silo import Silo
+from fedgradnorm._flower.private.secure_sum_client import SecureSumClient
 from fedgradnorm._flower.wire.transport import Exchange, InMemory
 from fedgradnorm._masking.roster import make_key, read_signer
 from fedgradnorm._methods import find_method
@@ -59,7 +59,7 @@ COLUMNS = {
 class Timed(Exchange):
     """An exchange in memory that knows how long clients took."""
 
-    def __init__(self, participants: Mapping[str, Participant]) -> None:
+    def __init__(self, participants: Mapping[str, ClientSession]) -> None:
         super().__init__(InMemory({name: one.respond for name, one in participants.items()}))
         self.busy, self.calls = 0.0, 0
 
@@ -92,12 +92,12 @@ def federation(
     scalars = sent_scalars(weighting, settings)
     agreed = Agreement(settings, ROUNDS, scalars, "agreed", terms)
 
-    def participant(client: fgn.Client) -> Participant:
+    def participant(client: fgn.Client) -> ClientSession:
         given = (first, client, agreed, folder / client.name)
         if not private:
-            return Participant(*given)
+            return ClientSession(*given)
         own: Any = find_method(method).build()
-        return Silo(*given, read_signer(client.name, folder / f"{client.name}.key"), own)
+        return SecureSumClient(*given, read_signer(client.name, folder / f"{client.name}.key"), own)
 
     exchange = Timed({client.name: participant(client) for client in known})
     kind = PrivateCoordinator if private else Coordinator

@@ -19,7 +19,7 @@ PAGES = sorted(
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "docs" / "tutorials").glob("*.md"),
-        ROOT / "docs" / "results" / "README.md",
+        *(ROOT / "docs" / "results").glob("*.md"),
     ]
 )
 """Those that people write; the reference and the tables of results are made by programs."""

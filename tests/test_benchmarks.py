@@ -10,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.stats
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 QUICK = ["--quick", "--repeats", "1", "--threads", "1"]
@@ -157,6 +159,32 @@ def test_starts_of_heads_are_compared_and_the_page_has_the_numbers(tmp_path, mon
     module = importlib.import_module("head_init")
     published = json.loads((FOLDER / "results" / "head_init.json").read_text())["rows"]
     assert module.page_table(published) in (FOLDER.parent / "docs" / "networks.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_simple_models_are_compared_with_ours(tmp_path):
+    if not os.environ.get("FEDGRADNORM_DATA"):
+        pytest.skip("needs LandmineData.mat in the folder named by FEDGRADNORM_DATA")
+    pytest.importorskip("sklearn")
+    rows = run("simple_models", tmp_path, "--only", "Landmine")["rows"]
+    assert rows[0]["scores"] == [0.5]  # the constant's area under the curve
+    assert all(0.5 < row["scores"][0] < 1 for row in rows[1:])
+
+
+def test_the_page_of_simple_models_has_the_numbers():
+    rows = json.loads((FOLDER / "results" / "simple_models.json").read_text())["rows"]
+    page = (FOLDER.parent / "docs" / "results" / "simple-models.md").read_text()
+    assert (FOLDER / "results" / "simple_models.md").read_text() in page
+    gains = {(row["data"], row["model"]): row for row in rows}
+    for row in gains.values():  # the interval is that of Nadeau and Bengio
+        best = gains[row["data"], row["best_alone"]]
+        factor = 1 if row["metric"] == "mae" else 100
+        found = factor * np.subtract(row["scores"], best["scores"])
+        error = found.std(ddof=1) * (1 / len(found) + row["overlap"]) ** 0.5
+        assert row["gain"] == pytest.approx(found.mean())
+        quantile = scipy.stats.t.ppf(0.975, len(found) - 1)
+        assert row["half"] == pytest.approx(quantile * error)
 
 
 @pytest.mark.slow

@@ -131,6 +131,17 @@ def test_run_then_resume_then_report(config, tmp_path):
     assert (tmp_path / "runs" / "small-fedgradnorm-seed3-2").is_dir()
 
 
+def test_a_warning_is_shown_once(config, tmp_path):
+    """In a process without log handlers, where Python prints what nobody else shows."""
+    words = ["run", config, "lr=1e9", "local.head_optimizer=sgd"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedgradnorm", *map(str, words)],
+        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "COLUMNS": "300"},
+    )  # fmt: skip
+    said = [line for line in done.stderr.splitlines() if "client 'value' diverges" in line]
+    assert len(said) == 1, done.stderr
+
+
 def test_compare(config, tmp_path):
     result = cli("compare", config, "--methods", "fedrep, fedgradnorm", "--seeds", 2)
     assert result.exit_code == 0, result.output

@@ -28,11 +28,11 @@ IN_ORDER = [
     for name in (
         "balancer",
         "start", "data-faces", "data-radcom", "experiments", "methods", "networks",
-        "results/README", "tasks", "training", "benefit", "your-data",
+        "results/provenance", "tasks", "training", "benefit", "your-data",
     )
 ]  # fmt: skip
 """Pages whose blocks, of whatever language, build on each other."""
-REAL = ["docs/data-clients.md", "docs/data-mtfl.md"]
+REAL = ["docs/data-clients.md", "docs/data-mtfl.md", "docs/reproduce.md"]
 """Pages whose blocks need the files that they describe."""
 ELSEWHERE = {
     "README.md": ("test_docs.py",),
@@ -58,6 +58,11 @@ SHORTER = {
     },
     "docs/methods.md": {"data.samples=2000": "data.samples=300", "rounds=200": "rounds=2"},
     "docs/training.md": {"school.toml --seeds 3": f"school.toml --seeds 1 {FEW_SCHOOLS}"},
+    "docs/reproduce.md": {
+        "reproduce table2": "reproduce table2 --seeds 1 rounds=2 evaluation.every=0",
+        "reproduce fig2": "reproduce fig2 --seeds 1 rounds=2 evaluation.every=0",
+        "epochs=55": "--seeds 1 rounds=2 data.samples=600 data.cache=false",
+    },
     "docs/benefit.md": {"benefit-school seed=100": f"benefit-school seed=100 {FEW_SCHOOLS}"},
 }  # fmt: skip
 """All that is changed in what a page says: fewer rows, rounds and seeds, for the same way to go."""

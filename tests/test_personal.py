@@ -165,6 +165,23 @@ def test_fedbabus_heads_move_at_the_end_only() -> None:
     assert (after < before).all()
 
 
+def test_fedbabus_clients_of_one_task_have_one_random_head_until_the_end() -> None:
+    """Oh et al. 2022, algorithm 1: the body learns for one initial head, which stays as it is."""
+    clients = [
+        fgn.Client(one.name, fgn.classification(3, name="corner"), train=one.train)
+        for one in alike()
+    ]
+    settings = dict(fgn.methods()["fedbabu"].settings) | {"heads": "task"}
+
+    def heads(final_head_steps: int) -> list[torch.Tensor]:
+        how = settings | {"final_head_steps": final_head_steps, "rounds": 3, "batch_size": 8}
+        run = flat.train(toys.network(), clients, weighting=fgn.Equal(), lr=0.05, **how)
+        return [toys.parameters(head) for head in run.heads.values()]
+
+    assert torch.equal(*heads(0))
+    assert not torch.equal(*heads(5))
+
+
 @pytest.mark.parametrize("executor", ["loop", "joint"])
 def test_tuning_leaves_running_statistics_and_chance_alone(executor: str) -> None:
     network = toys.noisy_network() if executor == "loop" else toys.network()

@@ -406,6 +406,7 @@ def test_a_run_says_in_one_line_what_it_is(tmp_path: Path) -> None:
     assert repr(train(sides("a"), share="none")) == (
         "Run(Equal, nothing shared: 1 client, 4 of 4 rounds, finished)"
     )
+    assert "finished, 2 diverged" in repr(train(sides("ab"), lr=1e9, head_optimizer="sgd"))
 
 
 # ----------------------------------------------------------------------------- unscaled targets
@@ -418,8 +419,9 @@ def test_a_run_says_in_one_line_what_it_is(tmp_path: Path) -> None:
         (1e5 + SUM, {"head_init": "random"}, {}, True),
         (1e4 * SUM, {"weighting": fgn.GradNorm()}, {}, True),
         (1e4 * SUM, {"weighting": fgn.GradNorm()}, {"loss_scale": 1e-8}, False),
-        (1e4 * SUM, {}, {}, False),  # weighted by the direct rule
-        (1e4 * SUM, {"weighting": fgn.GradNorm(rule="direct")}, {}, False),
+        (1e4 * SUM, {}, {}, True),  # the head has to grow to it
+        (1e4 * SUM, {"weighting": fgn.GradNorm(rule="direct")}, {}, True),
+        (1e-4 * SUM, {}, {}, False),  # weighted by the direct rule
         (1e5 + SUM, {"weighting": fgn.GradNorm(rule="direct"), "head_init": "random"}, {}, True),
         (SUM, {}, {}, False),
     ],

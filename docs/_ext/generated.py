@@ -27,7 +27,9 @@ MAKERS: dict[str, Callable[..., str]] = {
     "names": public_names,
 }
 TABLE = re.compile(r"results/[\w-]+/[\w-]+")
+EXPERIMENT = re.compile(r"results/(?!README)[\w-]+")
 ROW = re.compile(r"^\|.*\|$", flags=re.M)
+ORPHAN = "---\norphan: true\n---\n\n"
 TITLE = re.compile(r"\A\*\*(.*)\*\*\n")
 
 
@@ -35,7 +37,9 @@ def fill(app: Sphinx, name: str, source: list[str]) -> None:
     """Put what is generated where a page wants it."""
     text = source[0]
     if TABLE.fullmatch(name):  # a table of results: reached by links, not by the list of pages
-        text = "---\norphan: true\n---\n\n" + TITLE.sub(r"# \1\n", text)
+        text = ORPHAN + TITLE.sub(r"# \1\n", text)
+    if EXPERIMENT.fullmatch(name):  # reached from the page of results
+        text = ORPHAN + text
     text = ROW.sub(lambda row: row[0].replace(" ± ", "\u00a0±\u00a0"), text)  # on one line
     if name == "index":
         text = listed_pages(Path(app.srcdir), text)

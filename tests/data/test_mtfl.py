@@ -1,5 +1,7 @@
+import hashlib
 import logging
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -198,8 +200,27 @@ def test_a_damaged_entry_is_caught_by_its_checksum(tmp_path, files):
         prepare(path, tmp_path)
 
 
-def test_boxes_must_be_somewhere(tmp_path, files):
-    with pytest.raises(DataError, match=r"no mtfl_boxes\.csv beside it.*crop='whole'"):
+def test_without_a_file_of_boxes_those_of_the_package_are_taken(tmp_path):
+    """The package has a box for the official pictures, by their names, and for no others."""
+    files, known = mtfl_files(), ("lfw_5590/Aaron_Eckhart_0001.jpg", "AFLW/0001-image20056.jpg")
+    for path, name, size in zip(known, ("training.txt", "testing.txt"), (250, 150), strict=True):
+        files[path] = jpeg(size=(size, size))
+        files[name] += row(path).encode()
+    found = prepare(archive(tmp_path, files), tmp_path, crop="boxes")
+    assert (found.train.paths.tolist(), found.test.paths.tolist()) == ([known[0]], [known[1]])
+
+
+def test_the_boxes_of_the_package_are_those_that_the_page_describes():
+    page = (Path(__file__).parents[2] / "docs" / "data-mtfl.md").read_text(encoding="utf-8")
+    with zipfile.ZipFile(mtfl.OWN_BOXES.parent) as file:
+        content = file.read(mtfl.OWN_BOXES.name)
+    assert hashlib.sha256(content).hexdigest() in page
+    training = sum(not line.startswith(b"AFLW/") for line in content.splitlines()[1:])
+    assert f"{training:,} training" in page
+
+
+def test_boxes_that_are_named_must_be_there(tmp_path, files):
+    with pytest.raises(DataError, match=r"no row is left .*crop='whole'"):
         prepare(archive(tmp_path, files), tmp_path, crop="boxes")
     with pytest.raises(DataError, match=r"gone\.csv: cannot be read"):
         prepare(tmp_path / "MTFL.zip", tmp_path, crop="boxes", boxes=tmp_path / "gone.csv")

@@ -120,6 +120,18 @@ def test_it_trains_on_a_stand_in_and_gives_tables_and_figures(name, tmp_path):
     assert write_grids(all_grids(report), tmp_path / "tables")
 
 
+def test_the_clean_protocol_is_clean_and_trains_on_a_stand_in(tmp_path):
+    config = load_config("clean")
+    data = config.data.model_extra
+    assert (data["drop_outside"], data["validation_share"]) == (True, 0.15)
+    assert (config.settings.keep, config.settings.head_init) == ("best", "targets")
+    assert {"fedrep", "local", "equal-norms"} <= set(config.compare.methods) <= set(METHODS)
+    faces = FACES.replace("}", ",validation_share=0.2}")
+    config = load_config("clean", [*SMALL, faces, 'compare.methods=["fedrep","equal-norms"]'])
+    folders = compare(config, seeds=1, folder=tmp_path)
+    assert all(read_manifest(folder)["finished"] for folder in folders)
+
+
 def test_a_file_of_ones_own_comes_before_a_config_of_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_config("demo").name == "demo"

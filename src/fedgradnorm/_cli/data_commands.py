@@ -63,7 +63,8 @@ def generate_faces(
 def prepare_mtfl(
     source: From,
     boxes: Annotated[
-        Path | None, typer.Option(help="CSV of face boxes; default: mtfl_boxes.csv beside it.")
+        Path | None,
+        typer.Option(help="CSV of face boxes; default: mtfl_boxes.csv next to it, or ours."),
     ] = None,
     crop: Annotated[str, typer.Option(help="boxes, or whole pictures.")] = "boxes",
     drop_bad: Drop = False,

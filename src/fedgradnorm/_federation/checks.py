@@ -224,8 +224,9 @@ def warn_of_scale(
 
     Such a loss is 10,000 times that of other tasks, or less than a 10,000th, and one learning rate
     does not suit both. The first loss is ``loss_scale`` times the mean square of the targets, or of
-    their distance from the mean where the head begins there. In the second case it does not matter
-    with a ``weighting`` in which a factor on a loss cancels.
+    their distance from the mean where the head begins there. In the second case a small one does
+    not matter with a ``weighting`` in which a factor on a loss cancels. A large one does: the head
+    still has to grow to it in steps of the learning rate.
     """
     rule = weighting.inner if isinstance(weighting, ByTask) else weighting
     cancels = isinstance(rule, Steady) or getattr(rule, "rule", None) == "direct"
@@ -234,10 +235,10 @@ def warn_of_scale(
         if not client.task.has_real_targets:
             continue
         drawn = client.head is not None or random_because(client, settings, client.name in common)
-        if cancels and not drawn:
-            continue
         size = client.target_size if drawn else client.target_spread
         felt = size * math.sqrt(client.task.loss_scale)
+        if cancels and not drawn:
+            felt = size if size > FAR else 1.0
         if felt > FAR or 0 < felt < 1 / FAR:
             sizes[client.name] = size
             far = far or (client.head is None and client.privacy is None and bool(drawn))

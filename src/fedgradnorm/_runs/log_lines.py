@@ -12,11 +12,21 @@ from fedgradnorm._runs.files import opened_to_write
 
 
 class _Upward(logging.Handler):
-    """Hands records to the root logger's handlers, which do not look at the loggers' levels."""
+    """Hands records to the root logger's handlers, which do not look at the loggers' levels.
+
+    Without any, Python prints warnings itself. It must not where ``heard``: another handler of
+    ours, such as the command line's, has shown them.
+    """
+
+    def __init__(self, level: int, heard: bool) -> None:
+        super().__init__(level)
+        self.heard = heard
 
     def emit(self, record: logging.LogRecord) -> None:
         """Pass it on, as propagation would."""
-        logging.getLogger().callHandlers(record)
+        root = logging.getLogger()
+        if root.handlers or not self.heard:
+            root.callHandlers(record)
 
 
 def listen(handler: logging.Handler) -> Callable[[], None]:
@@ -27,6 +37,7 @@ def listen(handler: logging.Handler) -> Callable[[], None]:
     """
     logger = logging.getLogger("fedgradnorm")
     level, before, propagate = logger.level, logger.getEffectiveLevel(), logger.propagate
+    heard = bool(logger.handlers)
     logger.addHandler(handler)
     if before <= logging.INFO:
         return lambda: logger.removeHandler(handler)
@@ -35,7 +46,7 @@ def listen(handler: logging.Handler) -> Callable[[], None]:
     levels = [one.level for one in others]
     for one in others:
         one.setLevel(before)
-    upward = _Upward(before)
+    upward = _Upward(before, heard)
     if propagate:
         logger.addHandler(upward)
         logger.propagate = False

@@ -64,6 +64,7 @@ class Run:
         done = max((row["round"] for row in self.table.rows), default=0)
         rounds = self.manifest.get("rounds", done)
         state = "finished" if self.finished else "not finished"
+        state += f", {len(self.diverged)} diverged" if self.diverged else ""
         count = f"{len(self.clients)} client{'s' * (len(self.clients) != 1)}"
         where = "" if self.folder is None else f", folder {str(self.folder)!r}"
         method = self.manifest.get("weighting", {}).get("name", "")

@@ -31,7 +31,7 @@ from fedgradnorm.data._face_clients import Allocation, check_enough, face_client
 from fedgradnorm.data._files.rows import number_of
 from fedgradnorm.data._files.tables import read_table
 from fedgradnorm.data._images import Box, all_inside, crop_resize, decode_grey, to_crop
-from fedgradnorm.data._paths import ENV, find_data, user_path
+from fedgradnorm.data._paths import find_data, user_path
 from fedgradnorm.data._source import Source
 
 __all__ = ["MTFL", "Split", "clients", "prepare"]
@@ -52,6 +52,8 @@ SIZE = 40
 
 ANNOTATIONS = {"train": "training.txt", "test": "testing.txt"}
 BOXES = "mtfl_boxes.csv"
+OWN_BOXES = Path(__file__).with_name("mtfl_boxes.zip") / BOXES
+"""The boxes of the published experiments; which detector made them was not recorded."""
 NAMES = ("MTFL.zip", "MTFL")
 NO_BOX, OUTSIDE = "without a box", "landmark outside the box"
 
@@ -120,9 +122,9 @@ def prepare(
     """Read, crop and shrink every face once; later calls take it from the cache.
 
     ``source`` is MTFL.zip or its unpacked folder (default: in the folder named by
-    FEDGRADNORM_DATA). ``crop="boxes"`` takes face boxes from a CSV (default: mtfl_boxes.csv beside
-    the source) and leaves out pictures without one; ``drop_outside`` also leaves out faces with a
-    landmark outside its box.
+    FEDGRADNORM_DATA). ``crop="boxes"`` takes face boxes from a CSV (default: mtfl_boxes.csv next to
+    the source, else the package's) and leaves out pictures without one; ``drop_outside`` also
+    leaves out faces with a landmark outside its box.
     ``landmarks`` are in pixels of the crop (0 .. 40) or in [0, 1] ("unit"). ``on_bad="drop"``
     leaves out bad rows, counts and lists them in ``info``; "error" stops at the first.
     """
@@ -135,7 +137,7 @@ def prepare(
         key = {
             "version": _VERSION,
             "source": files.fingerprint(),
-            "boxes": fingerprint(box_file) if box_file else None,
+            "boxes": box_file and fingerprint(_stored_in(box_file)),
             "drop_outside": drop_outside and crop == "boxes",
             "on_bad": on_bad,
             "size": SIZE,
@@ -183,7 +185,8 @@ def clients(
 
     Args:
         source: the MTFL archive or folder. In a config: path.
-        boxes: a CSV file of face boxes; mtfl_boxes.csv beside the source by default.
+        boxes: a CSV file of face boxes; by default mtfl_boxes.csv next to the source, else the
+            boxes of the published experiments, which are in the package.
         crop: faces cut out by "boxes", or the "whole" picture.
         landmarks: in "pixels" of the crop, or in the "unit" square.
         allocation: "balanced", "imbalanced", or sizes by task or in the order of ``tasks``.
@@ -213,16 +216,16 @@ def clients(
 
 
 def _box_file(source: Path, boxes: str | Path | None) -> Path:
-    """The CSV of face boxes: the one given, or that beside or in the archive or folder."""
+    """The CSV of face boxes: the one given, or next to the archive or folder, or in the package."""
     if boxes is not None:
         return user_path(boxes, "mtfl: boxes")
-    for place in (source.parent / BOXES, source / BOXES):
-        if place.is_file():
-            return place
-    raise DataError(
-        f"{source}: no {BOXES} beside it (nor a boxes= file given), which crop='boxes' needs; name "
-        f"the CSV of face boxes, or use crop='whole' ({ENV} may name the folder)"
-    )
+    places = (source.parent / BOXES, source / BOXES)
+    return next((place for place in places if place.is_file()), OWN_BOXES)
+
+
+def _stored_in(boxes: Path) -> Path:
+    """The file on disk that holds them: the package's own are in an archive."""
+    return boxes.parent if boxes == OWN_BOXES else boxes
 
 
 def _build(
@@ -533,7 +536,10 @@ def _crop_faces(
         pool.shutdown(cancel_futures=True)
     counts["used"] = len(kept)
     if not kept:
-        raise DataError(f"{name}: no row is left ({counts}); check the boxes and the pictures")
+        raise DataError(
+            f"{name}: no row is left ({counts}); check the boxes and the pictures, "
+            "or use crop='whole'"
+        )
     arrays: dict[str, NDArray[Any]] = {
         "images": images[: len(kept)],
         "landmarks": points[: len(kept)],
