@@ -25,7 +25,7 @@ from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm._runs.reader import NOT_JUDGED, UNKNOWN_SEED, StoredRun
 from fedgradnorm._runs.spread import MANY
 from fedgradnorm._runs.task_lines import is_many, pooled
-from fedgradnorm.experiments._config.toml_text import read_toml
+from fedgradnorm._toml import read_toml
 from fedgradnorm.tasks._named_metrics import higher_is_better
 
 LISTED = 200
