@@ -21,7 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedgradnorm._cli import app
-from fedgradnorm._cli.watch_command import PAGES, STREAMS, Server, server
+from fedgradnorm._cli.watch_command import PAGES, STREAMS, Handler, Server, server
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._report.live import POINTS, Live
 from fedgradnorm._runs.folder import FolderLock
@@ -140,6 +140,34 @@ def test_it_listens_on_this_machine_alone_and_names_a_port_that_is_taken(tmp_pat
         port = found.server_address[1]
         with pytest.raises(ConfigError, match=f"--port {port}: cannot be used"):
             server(tmp_path, port)
+
+
+def test_no_name_is_looked_up_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.getfqdn", lambda *_: pytest.fail("asks for a name"))
+    with serving(tmp_path) as found:
+        assert answer(found).status == 200
+
+
+def test_a_connection_that_says_nothing_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Handler.timeout is not None
+    monkeypatch.setattr(Handler, "timeout", 0.1)
+    with serving(tmp_path) as found:
+        for begun in (b"", b"GET / HT"):
+            with socket.create_connection(found.server_address, timeout=10) as client:
+                client.sendall(begun)
+                assert client.recv(1) == b""
+    assert capsys.readouterr().err == ""
+
+
+def test_an_address_that_is_none_is_not_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(tmp_path) as found, socket.create_connection(found.server_address) as client:
+        client.sendall(b"GET http://[/ HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.0 404"
+    assert capsys.readouterr().err == ""
 
 
 def test_so_many_pages_and_no_more(tmp_path: Path) -> None:
@@ -286,6 +314,37 @@ def test_of_many_clients_quantiles_are_sent(tmp_path: Path) -> None:
     assert rest["classification (median)", "held test"][0][-1] > last
 
 
+def test_comparisons_are_listed_next_to_single_runs_and_two_of_a_name_by_their_folder(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, "fedrep")
+    for comparison in ("one-compare", "two-compare"):
+        write_run(tmp_path / comparison, "local")
+    found = {run["id"]: run["name"] for run in listing(Live(tmp_path))}
+    assert found == {
+        "fedrep-seed0": "fedrep-seed0",
+        "one-compare/local-seed0": "one-compare/local-seed0",
+        "two-compare/local-seed0": "two-compare/local-seed0",
+    }
+
+
+def test_a_folder_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, "fedrep")
+    for n in range(8):  # before and after it, whatever the order
+        (tmp_path / f"other {n}").mkdir()
+    is_file = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path.parent.name.startswith("other"):
+            raise PermissionError(13, "Permission denied")
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert [run["id"] for run in listing(Live(tmp_path))] == ["fedrep-seed0"]
+
+
 def test_folders_come_and_go(tmp_path: Path) -> None:
     live = Live(tmp_path / "runs", ["fedrep-seed0"])
     (name, content), *_ = live.news()
@@ -350,8 +409,10 @@ def test_a_federation_shows_what_its_server_wrote_down_and_the_run_it_serves(
     (inside := folder / "federation").mkdir()  # as `federation try` has it
     (inside / "status.json").write_bytes((tmp_path / "fed" / "status.json").read_bytes())
     assert [run["id"] for run in listing(Live(tmp_path / "runs"))] == [folder.name]
-    (tmp_path / "fed" / "status.json").write_text("{")
-    assert dict(live.news())["boards"]["boards"] == []
+    for damaged in ("{", "{}", "[]", "[" * 100_000, json.dumps({**BOARD, "folder": 3}),
+                    json.dumps({**BOARD, "folder": "", "epsilon": math.nan})):  # fmt: skip
+        (tmp_path / "fed" / "status.json").write_text(damaged)
+        assert dict(Live(tmp_path / "fed").news())["boards"]["boards"] == []
 
 
 def test_messages_reach_a_page_as_events(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
+from socketserver import TCPServer
 from typing import Annotated, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import typer
 
@@ -92,12 +93,18 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    # On Windows it would let two processes take the same port.
+    allow_reuse_address = sys.platform != "win32"
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
         self.stopping = threading.Event()
         self.streams = threading.BoundedSemaphore(STREAMS)
         super().__init__((ADDRESS, port), Handler)
+
+    def server_bind(self) -> None:
+        """Take the port without asking for the host's name, which HTTPServer looks up."""
+        TCPServer.server_bind(self)
 
     @property
     def url(self) -> str:
@@ -121,16 +128,18 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
     server_version = "fedgradnorm"
     sys_version = ""
+    timeout = 60.0
+    """Seconds after which a connection that sends no request, or reads nothing, is ended."""
 
     def do_GET(self) -> None:
         """The page, its script and style, or the stream of messages."""
-        url = urlsplit(self.path)
+        path, _, query = self.path.partition("?")
         if not self._is_local():
             self.send_error(HTTPStatus.FORBIDDEN, "Not for this host")
-        elif url.path == "/events":
-            self._stream(parse_qs(url.query).get("run", []))
-        elif url.path in PAGES:
-            self._page(*PAGES[url.path])
+        elif path == "/events":
+            self._stream(parse_qs(query).get("run", []))
+        elif path in PAGES:
+            self._page(*PAGES[path])
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 

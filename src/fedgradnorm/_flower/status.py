@@ -5,13 +5,52 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.files import read_file
 from fedgradnorm._runs.layout import STATUS
 from fedgradnorm._runs.manifest import now
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class ClientStatus(_Part):
+    """A client, or one of its tasks."""
+
+    client: str
+    connected: bool
+    seen: Number | None
+    seconds: Number | None
+    rounds: int
+    weight: Number | None
+    bytes: int
+    left_out: int
+    refused: int
+    bounded: int
+    state: str
+
+
+class Status(_Part):
+    """What the file holds; other keys are ignored."""
+
+    time: str
+    seconds_since_1970: Number
+    stage: str
+    folder: str
+    run: str
+    round: int
+    rounds: int
+    epsilon: Number | None
+    clients: list[ClientStatus]
 
 
 def write_status(
@@ -40,7 +79,9 @@ def read_status(federation: Path) -> dict[str, Any]:
     if not path.exists():
         raise ConfigError(f"{federation}: no run has been served yet (there is no {STATUS})")
     try:
-        table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is damaged ({error}); the next round replaces it") from error
-    return table
+        table = Status.model_validate(json.loads(read_file(path).decode()))
+    except (ValueError, RecursionError) as error:
+        first = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else None
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error)
+        raise ConfigError(f"{path} is damaged ({why}); the next round replaces it") from error
+    return table.model_dump()

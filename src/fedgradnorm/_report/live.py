@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -75,6 +76,10 @@ class Live:
         self._runs = {key: self._runs.get(key) or _Run(path) for key, path in folders.items()}
         held = _locked_files()
         entries = [{"id": key, **run.entry(held)} for key, run in self._runs.items()]
+        names = Counter(entry["name"] for entry in entries)
+        for entry in entries:
+            if names[entry["name"]] > 1:
+                entry["name"] = entry["id"]
         entries.sort(key=lambda entry: (-entry["started"], entry["id"]))
         listing = {"place": str(self.place), "runs": entries[:LISTED], "all": len(entries)}
         for name, content in (("runs", listing), ("boards", {"boards": list(boards.values())})):
@@ -93,7 +98,7 @@ class _Run:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.about = StoredRun(path.name, path.name, UNKNOWN_SEED, [])
-        self.last: dict[str, Any] = {"round": 0, "epoch": 0.0}
+        self.round = 0
         self.problem = ""
         self._stamps: dict[str, tuple[float, int]] = {}
         self._table = _Table(path / METRICS)
@@ -107,7 +112,7 @@ class _Run:
             self._read_about()
         table = self.path / SPREAD if (self.path / SPREAD).is_file() else self.path / METRICS
         if self._changed(table.name):
-            self.last = _last_place(table) or self.last
+            self.round = _last_round(table) or self.round
         changed = max(
             self._stamps.get(name, (0.0, 0))[0] for name in (MANIFEST, METRICS, table.name)
         )
@@ -122,7 +127,7 @@ class _Run:
             "clients": len(self.about.names),
             "state": self._state(changed, held),
             "problem": self.problem,
-            **self.last,
+            "round": self.round,
         }
 
     def _state(self, changed: float, held: set[int]) -> str:
@@ -299,22 +304,27 @@ class _Table:
 
 
 def _run_folders(place: Path) -> dict[str, Path]:
-    """The run folder itself, or the runs in it, or the runs in the folders in it."""
+    """The run folder itself, or the runs in it and in the folders in it, such as comparisons."""
     if _is_run(place):
         return {".": place}
     found = {}
-    with suppress(OSError):
-        for pattern in ("*", "*/*"):
-            for path in place.glob(pattern):
-                if _is_run(path):
-                    found[path.relative_to(place).as_posix()] = path
-            if found:
-                break
+    for path in _inside(place):
+        for run in [path] if _is_run(path) else filter(_is_run, _inside(path)):
+            found[run.relative_to(place).as_posix()] = run
     return found
 
 
+def _inside(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where it cannot be read."""
+    with suppress(OSError):
+        return list(folder.iterdir())
+    return []
+
+
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (MANIFEST, METRICS))
+    with suppress(OSError):  # of a folder that only others may read
+        return any((folder / name).is_file() for name in (MANIFEST, METRICS))
+    return False
 
 
 def _boards(place: Path) -> dict[str, dict[str, Any]]:
@@ -329,16 +339,15 @@ def _boards(place: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _last_place(table: Path) -> dict[str, Any] | None:
-    """Round and epoch of the last whole line of a table, which both begin with them."""
+def _last_round(table: Path) -> int:
+    """The round of the last whole line of a table, which begins with it; 0 if there is none."""
     try:
         with opened(table) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
             lines = file.read().split(b"\n")
-        number, epoch = lines[-2].split(b",", 2)[:2]
-        return {"round": int(number), "epoch": float(epoch)}
+        return int(lines[-2].partition(b",")[0])
     except (RunFolderError, ValueError, IndexError):
-        return None
+        return 0
 
 
 def _locked_files() -> set[int]:

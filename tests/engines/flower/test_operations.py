@@ -207,6 +207,10 @@ def test_status_is_read_while_the_run_is_served(tmp_path):
     assert side["bytes"] > 0 < side["seconds"]
     code, out = cli("federation", "status", tmp_path)
     assert (code, "round 2 of 6" in out) == (0, True)
+    for damaged in ({}, {**found, "round": "two"}, {**found, "clients": [{}]}):
+        (tmp_path / "status.json").write_text(json.dumps(damaged))
+        with pytest.raises(fgn.ConfigError, match=r"status.json is damaged \(.*: "):
+            read_status(tmp_path)
 
 
 def test_too_few_clients_end_a_run_with_one_line_at_its_deadline(tmp_path):
