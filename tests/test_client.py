@@ -73,6 +73,14 @@ def test_a_client_has_a_name(name: Any) -> None:
         Client(name, classification(3), train=(X, LABELS))
 
 
+def test_a_name_that_no_file_can_hold_is_refused() -> None:
+    with pytest.raises(DataError, match=r"client 'a\\udcff': UTF-8 cannot write character 2"):
+        Client("a\udcff", classification(3), train=(X, LABELS))
+    tasks = {"\ud800": classification(3)}
+    with pytest.raises(DataError, match="cannot write character 3"):
+        Client("a", tasks=tasks, train=(X, {"\ud800": LABELS}))
+
+
 @pytest.mark.parametrize(
     "dtype", ["float16", "float32", "float64", "int8", "uint16", "int64", "uint8", "bool", ">f4"]
 )

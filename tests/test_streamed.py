@@ -422,3 +422,23 @@ def test_a_new_name_reads_the_same_rows(npy: Path) -> None:
     assert torch.equal(other.train[0][:9], client.train[0][:9])
     assert torch.equal(other.train[1][:9], client.train[1][:9])
     assert other.train[0].feed.where == "client 'b', train data"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_outputs_wait_on_the_host_unless_a_metric_is_of_ones_own(
+    npy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, plain = set[str](), fgn.Task.measure
+
+    def measure(task: fgn.Task, output: torch.Tensor, *given: Any) -> dict[str, float]:
+        seen.add(output.device.type)
+        return plain(task, output, *given)
+
+    monkeypatch.setattr(fgn.Task, "measure", measure)
+    own = {"own": lambda output, target: (output - target).abs().max()}
+    for metrics, where in ((None, {"cpu"}), (own, {"cuda"})):
+        seen.clear()
+        pair = data.stream(npy), VALUES
+        client = fgn.Client("a", fgn.regression(2, metrics=metrics), train=pair, test=pair)
+        trained([client], rounds=4, device="cuda")
+        assert seen == where

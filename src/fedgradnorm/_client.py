@@ -190,6 +190,13 @@ class Client:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
             raise DataError(f"a client's name must be a non-empty text, not {self.name!r}")
+        try:
+            self.name.encode()
+        except UnicodeEncodeError as error:  # half of a surrogate pair
+            raise DataError(
+                f"client {self.name!r}: UTF-8 cannot write character {error.start + 1} of the "
+                "name; give it another name"
+            ) from error
         if self.columns is None:
             object.__setattr__(self, "columns", _training_columns(self))
         terms = terms_of_client(self.name, self.privacy, several=self.tasks is not None)

@@ -29,13 +29,15 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and metrics over a whole split, with dropout off and running statistics in use.
 
-    Of a streamed split at most two pieces of inputs are in memory, and all outputs and targets.
+    Of a streamed split at most two pieces of inputs are in memory, and all outputs and targets: on
+    the host, unless a loss or metric of one's own may need them where they were made.
     """
     if isinstance(x, Streamed):
         outputs, targets = list[Tensor](), list[Tensor]()
         for part, own in pieces(x, y, rows_at_once(x)):
-            outputs.append(_evaluated(head, _evaluated(network, part)))
-            targets.append(own)
+            output = _evaluated(head, _evaluated(network, part))
+            outputs.append(output.cpu() if task.measures_anywhere else output)
+            targets.append(own.cpu() if task.measures_anywhere else own)
         return task.measure(torch.cat(outputs), torch.cat(targets), scaling)
     assert isinstance(y, Tensor)
     return task.measure(predict(network, head, x), y, scaling)

@@ -172,6 +172,24 @@ def test_both_sides_account_for_every_sum_as_in_one_process(tmp_path) -> None:
         assert all(row["loss"] > 0 and row["weight"] > 0 for row in rows)
 
 
+def test_a_round_that_a_client_could_not_train_has_a_price_and_no_loss(tmp_path) -> None:
+    secret = Noisy(tmp_path)
+    session = secret.exchange.participants["side"].client
+    plain = session.answer
+
+    def answer(order):
+        if order.kind == "train" and order.round == 1:
+            raise RuntimeError("its loss is not finite")
+        return plain(order)
+
+    session.answer = answer
+    secret.run()
+    rows = [row for row in secret.results()["side"].table.rows if row["split"] == "batch"]
+    assert [math.isnan(row["loss"]) for row in rows] == [False, True, False]
+    assert rows[0]["epsilon"] < rows[1]["epsilon"] < rows[2]["epsilon"]
+    assert rows[1]["weight"] == 0
+
+
 def test_with_little_noise_it_is_the_sum_of_clipped_updates_that_is_stepped_along(tmp_path) -> None:
     """The same as in one process, where every client takes part."""
     terms = {"epsilon": 1000.0, "large_epsilon": True, "noise_multiplier": 0.2, "clip": 1e-4}

@@ -6,6 +6,7 @@ to the client's ledger before it is computed, also that of an attempt that then 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -56,8 +57,9 @@ class NoisySumClient(SecureSumClient):
         subject = Subject(trained["network"], ahead=True)
         after = {"rounds": order.state_round + 1, "sums": self.sums.state_dict()}
         levels.save(after, keep=order.state_round)
-        told = {"weight": multiplier, "epsilon": epsilon}
-        self._note(order, order.round, order.state_round + 1, {**reported, **told})
+        measured = dict.fromkeys(reported, math.nan) if trained["failed"] else reported
+        measured = {**measured, "weight": multiplier, "epsilon": epsilon}
+        self._note(order, order.round, order.state_round + 1, measured)
         return sent(session.mask(ask["attempt"], ask["letters"], subject, no_words(0), vector))
 
     def _settled(self, order: SumOrder, ask: Mapping[str, Any], session: Session) -> State:  # noqa: ARG002
