@@ -493,3 +493,48 @@ def test_an_embedding_can_be_the_norm_layer():
         arguments = {**BASE, "executor": executor}
         runs.append(flat.train(net, clients, weighting=fgn.GradNorm(), **arguments))
     assert_same_run(*runs)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "auto"])
+@pytest.mark.parametrize("size", [1, 17])
+def test_a_batch_of_one_example_for_batch_statistics_names_the_client(executor, size):
+    x = np.random.default_rng(0).normal(size=(17, 12))
+    given = [fgn.Client(f"c{n}", NUMBERS, (x[:n], x[:n, :3])) for n in (17, size + 1, size)[1:]]
+    how = {**BASE, "batch_size": 1 if size > 1 else 8, "executor": executor}
+    with pytest.raises(fgn.FedGradNormError, match="more than 1 value per channel") as caught:
+        flat.train(with_statistics(), given, **how)
+    if size == 1:
+        assert isinstance(caught.value, fgn.ModelError)
+        assert "client 'c1': " in str(caught.value)
+        assert "use LayerNorm or GroupNorm" in str(caught.value)
+
+
+@pytest.mark.parametrize("executor", ["loop", "joint", "vmap"])
+def test_an_infinite_first_loss_is_taken_from_the_first_round(executor):
+    """One example whose squared error overflows: its client must not have a loss ratio of 0."""
+    x = np.random.default_rng(0).normal(size=(200, 12))
+    y = x[:, :3].copy()
+    y[3] = 1e200
+    given = [fgn.Client("far", NUMBERS, (x, y)), fgn.Client("near", NUMBERS, (x, x[:, :3]))]
+    how = {**BASE, "rounds": 3, "batch_size": 4, "head_init": "random", "executor": executor}
+    rows = flat.train(network(), given, weighting=fgn.GradNorm(rule="direct"), **how).history
+    ratios = rows[(rows.split == "batch") & (rows.client == "far")].loss_ratio.tolist()
+    assert ratios[0] == pytest.approx(1)
+    assert min(ratios) > 0.1
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_running_statistics_that_overflow_are_a_client_that_fails(executor):
+    """Batch normalization of an infinite variance is 0, so the loss does not tell."""
+    x = np.random.default_rng(0).normal(size=(40, 12))
+    far = x.copy()
+    far[7] = 1e200
+    given = [
+        fgn.Client("far", NUMBERS, (far, x[:, :3])),
+        fgn.Client("near", NUMBERS, (x, x[:, :3])),
+    ]
+    run = flat.train(with_statistics(), given, **{**BASE, "executor": executor})
+    rows = run.history[(run.history.split == "batch") & (run.history.active == 0)]
+    assert set(rows.client) == {"far"}
+    for client in run.clients.values():
+        assert all(buffer.isfinite().all() for buffer in client.buffers.values())

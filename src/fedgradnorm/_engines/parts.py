@@ -112,6 +112,8 @@ class ClientPart(Part):
             fresh[CLASSES] = table[0]
         super().__init__(client, fresh)
         self.buffers = [key for key in fresh if key.startswith(BUFFER)]
+        running = ("running_mean", "running_var")
+        self.statistics = [key for key in self.buffers if key.endswith(running)]
         moments = [key for key in fresh if key.startswith((OPTIMIZER, LOCAL))]
         self.moved = [OWN, *self.buffers, *moments]  # what a round changes, and what it reads
         self.read = [*self.moved, *(key for key in (SCALE, SHARE, CLASSES) if key in fresh)]
