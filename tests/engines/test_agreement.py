@@ -538,3 +538,97 @@ def test_running_statistics_that_overflow_are_a_client_that_fails(executor):
     assert set(rows.client) == {"far"}
     for client in run.clients.values():
         assert all(buffer.isfinite().all() for buffer in client.buffers.values())
+
+
+class Counting(nn.Module):
+    """A layer with a buffer that every training batch changes, as in spectral normalization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 10)
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.batches += 1
+        return self.layer(x) * (1 + 1e-5 * self.batches)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "auto"])
+@pytest.mark.parametrize("case", [{}, {"head_steps": 3}, {"shared_steps": 2}], ids=str)
+def test_buffers_that_change_in_training_agree_and_survive_a_restart(executor, case, tmp_path):
+    def start(name: str = executor, **more: Any) -> fgn.Run:
+        return trained(name, {**case, **more}, net=seeded(Counting))
+
+    loop, whole = start("loop"), start()
+    assert_same_run(whole, loop)
+    toys.interrupted(start, at=3, folder=tmp_path / "run", checkpoint_every=1)
+    resumed = start(folder=tmp_path / "run", resume=True, checkpoint_every=1)
+    assert resumed.table.text() == whole.table.text()
+    for name, client in whole.clients.items():
+        assert toys.same(client.buffers, resumed.clients[name].buffers)
+        assert client.buffers["batches"] > 0
+
+
+def test_a_joint_pass_does_not_run_a_network_with_changing_buffers():
+    with pytest.raises(ConfigError, match="buffers that change in training"):
+        trained("joint", {}, net=seeded(Counting))
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "joint"])
+def test_a_head_that_begins_in_place_leaves_the_features_alone(executor):
+    """Two tasks of one client share its features, in training and in evaluations."""
+    x = np.random.default_rng(0).normal(size=(24, 12))
+
+    def clients(inplace: bool) -> list[fgn.Client]:
+        def head() -> nn.Module:
+            return seeded(lambda: nn.Sequential(nn.ReLU(inplace=inplace), nn.Linear(10, 3)))
+
+        y = {"up": x[:, :3], "down": -x[:, :3]}
+        tasks = dict.fromkeys(y, NUMBERS)
+        heads = {name: head() for name in y}
+        two = fgn.Client("two", tasks=tasks, train=(x, y), test=(x, y), head=heads)
+        one = fgn.Client("one", NUMBERS, (x, x[:, 3:6]), test=(x, x[:, 3:6]), head=head())
+        return [two, one]
+
+    def net() -> nn.Module:
+        return seeded(lambda: nn.Sequential(nn.Linear(12, 10), nn.Tanh()))
+
+    how = {**BASE, "head_steps": 2, "executor": executor}
+    runs = [flat.train(net(), clients(inplace), **how) for inplace in (True, False)]
+    assert_same_run(*runs)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_loss_that_raises_names_the_client(executor):
+    calls = []
+
+    def fails(output: Tensor, target: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) > 9:
+            raise KeyError("no such class")
+        return (output - target).square().sum(dim=1)
+
+    x = np.random.default_rng(0).normal(size=(40, 12))
+    given = [
+        fgn.Client("good", NUMBERS, (x, x[:, :3])),
+        fgn.Client("bad", fgn.regression(1, loss=fails), (x, x[:, 0])),
+    ]
+    with pytest.raises(fgn.ModelError, match=r"client 'bad': .*no such class"):
+        flat.train(network(), given, **BASE, executor=executor)
+
+
+@pytest.mark.parametrize("first", ["layer", "division"])
+def test_a_network_that_changes_its_inputs_in_place_is_refused_before_it_does(first):
+    class Divides(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x /= 10
+            return x
+
+    begin = nn.ReLU(inplace=True) if first == "layer" else Divides()
+    given = clients()
+    before = [client.train[0].clone() for client in given]
+    with pytest.raises(fgn.ModelError, match="the shared network changes its inputs in place"):
+        flat.train(nn.Sequential(begin, nn.Linear(12, 10)).double(), given, **BASE)
+    for client, x in zip(given, before, strict=True):
+        assert torch.equal(client.train[0], x)

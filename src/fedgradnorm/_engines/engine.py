@@ -30,7 +30,7 @@ from fedgradnorm._engines.parts import (
     part_key,
 )
 from fedgradnorm._engines.tuning import Tuning, tune
-from fedgradnorm._errors import ModelError
+from fedgradnorm._errors import FedGradNormError, ModelError
 from fedgradnorm._round.evaluation import evaluate
 from fedgradnorm._round.local_update import (
     Gradients,
@@ -382,7 +382,9 @@ class Engine:
         """Name the clients on whose batches a network, head or loss of the user's fails."""
         try:
             yield
-        except (RuntimeError, ValueError, IndexError) as error:
+        except FedGradNormError:
+            raise
+        except Exception as error:
             if self.capturing:  # a graph that cannot be captured is no error
                 raise
             reason = " ".join(str(error).split()) or type(error).__name__

@@ -240,8 +240,8 @@ class ClientPart(Part):
 
     def heads_outputs(self, heads: Mapping[str, Tensor], features: Tensor, rows: int) -> Tensor:
         """Outputs of stacked heads for features ``[rows x batch, ...]``."""
-        if not self.linear:
-            return self.run("head", heads, {}, features, rows if rows > 1 else None)
+        if not self.linear:  # a head may begin in place, and features are read again
+            return self.run("head", heads, {}, features.clone(), rows if rows > 1 else None)
         weight, bias = heads["head.weight"], heads["head.bias"]
         shaped = features.view(rows, -1, features.shape[-1])
         return torch.baddbmm(bias[:, None], shaped, weight.transpose(1, 2)).flatten(0, 1)
