@@ -632,3 +632,54 @@ def test_a_network_that_changes_its_inputs_in_place_is_refused_before_it_does(fi
         flat.train(nn.Sequential(begin, nn.Linear(12, 10)).double(), given, **BASE)
     for client, x in zip(given, before, strict=True):
         assert torch.equal(client.train[0], x)
+
+
+class SometimesShallow(nn.Module):
+    """Stochastic depth that skips its second layer too seldom for a trial to see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 10), nn.Linear(10, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.first(x)
+        if self.training and float(torch.rand(())) < 1e-3:
+            return z
+        return z + self.second(z).tanh()
+
+
+def test_a_network_that_draws_at_random_is_found_however_seldom_that_matters():
+    with pytest.raises(ConfigError, match="dropout or batch statistics"):
+        trained("joint", {}, net=seeded(SometimesShallow))
+
+
+class DropsFeatures(nn.Module):
+    """A head whose dropout is no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(10, 3)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.layer(nn.functional.dropout(z, 0.5, self.training))
+
+
+@pytest.mark.parametrize("executor", ["loop", *FAST])
+def test_heads_that_draw_at_random_give_one_run_for_one_seed(executor):
+    x = np.random.default_rng(0).normal(size=(40, 12))
+    given = [
+        fgn.Client(f"c{k}", NUMBERS, (x, x[:, k : k + 3]), head=seeded(DropsFeatures))
+        for k in range(2)
+    ]
+    texts = []
+    for _ in range(2):
+        torch.rand(3)  # what others draw does not matter
+        how = {**BASE, "rounds": 3, "executor": executor}
+        texts.append(flat.train(network(), given, **how).table.text())
+    assert texts[0] == texts[1]
+
+
+def test_training_inside_no_grad_is_training():
+    with torch.no_grad():
+        inside = trained("auto", {"rounds": 2})
+    assert_same_run(inside, trained("auto", {"rounds": 2}))

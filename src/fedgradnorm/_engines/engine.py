@@ -142,6 +142,8 @@ class Engine:
         )
         self._evaluator = Evaluator(self.table, self.examples, self.network)
         self.evaluate = self._evaluator.evaluate
+        # heads and losses of the user's may draw at random, whatever the executor
+        self._own_code = any(c.head is not None or c.task.has_own_loss for c in clients)
         self.private: dict[str, PrivateClient] = {}  # they work on a copy that is as it was given
         some = [client for client in clients if client.privacy is not None]
         plain = FlatNetwork(problem.network, device) if some else self.network
@@ -219,7 +221,8 @@ class Engine:
         first = None
         if self.spec.first_loss != "first_round":
             first = self._first_losses(plan, shared, round_number)
-        with self._chance("noise", round_number) if self.name == "vmap" else nullcontext():
+        together = self.name == "vmap" or (joint and self._own_code)  # draw from one stream
+        with self._chance("noise", round_number) if together else nullcontext():
             worked = self.work(shared, plan, batches, round_number, joint, first)
         total = worked.ratio + worked.norm
         total = total + torch.cat([

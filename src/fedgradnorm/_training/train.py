@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedgradnorm._client import Client
@@ -166,6 +167,7 @@ def resume(
     )
 
 
+@torch.enable_grad()
 def train_with(
     network: nn.Module,
     clients: Sequence[Client],
