@@ -321,8 +321,8 @@ class Engine:
                     gradients = self._noisy(group, k, round_number)
                 else:
                     batch, task = self.examples.one(name, round_number), self.clients[name].task
-                    room = into, self._gradient
-                    gradients = BlockGradients(part, batch, None, task, self.pure, *room)
+                    written = into, self._gradient
+                    gradients = BlockGradients(part, batch, None, task, self.pure, *written)
                 work = self._work(part, gradients)
                 with self._naming([name]):
                     report = local_update(work, self.spec, networks[k : k + 1], mine, options)
@@ -552,8 +552,8 @@ class Engine:
             def measure(part: ClientPart = part, row: Row = row, networks: Tensor = networks,
                         task: Task = task, data: Any = held_out) -> float:  # fmt: skip
                 self.network.use(networks[0])
-                front, head = part.load({key: value[0] for key, value in row.items()})
-                return evaluate(task, front, head, *data)["loss"]
+                modules = part.load({key: value[0] for key, value in row.items()})
+                return evaluate(task, *modules, *data)["loss"]
 
             with self._chance("personal", name):
                 gradients = None if batch is None else BlockGradients(part, batch, None, task)

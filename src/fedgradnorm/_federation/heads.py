@@ -26,12 +26,13 @@ from fedgradnorm.models._fitting import (
     check_head,
     fitting_head,
     own_head,
+    own_stem,
     representation,
     with_sizes,
+    with_stem,
 )
 from fedgradnorm.models._input_rows import Fields, Inputs, call
 from fedgradnorm.models._networks import linear_head
-from fedgradnorm.models._stem import in_front, own_stem
 from fedgradnorm.models._streamed.rows import StreamedTargets, all_targets
 from fedgradnorm.tasks._missing import labelled
 from fedgradnorm.tasks._positions import forms
@@ -158,7 +159,7 @@ def make_head(network: nn.Module, client: Client, seed: int, at_targets: bool = 
     A ConfigError where it does not fit, or where the client's own loss cannot be used.
     """
     like = next(network.parameters()).detach()
-    front = in_front(own_stem(client.stem, client.name, like), network)
+    front = with_stem(own_stem(client.stem, client.name, like), network)
     x = as_input(client.train[0][:2], network, "cpu", client.stem)
     row, task = representation(front, x, client.name), client.task
     if client.head is not None:
