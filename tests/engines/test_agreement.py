@@ -683,3 +683,22 @@ def test_training_inside_no_grad_is_training():
     with torch.no_grad():
         inside = trained("auto", {"rounds": 2})
     assert_same_run(inside, trained("auto", {"rounds": 2}))
+
+
+class Branching(nn.Module):
+    """What an example becomes depends on the sum of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x if float(x.detach().sum()) > -1e3 else -x)
+
+
+def test_a_network_that_branches_on_its_inputs_is_not_run_for_all_clients_at_once():
+    with pytest.raises(ConfigError, match="control flow that depends on its inputs"):
+        trained("joint", {}, net=seeded(Branching))
+    assert_same_run(
+        trained("auto", {}, net=seeded(Branching)), trained("loop", {}, net=seeded(Branching))
+    )

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.engine import Engine, Problem
@@ -27,6 +28,7 @@ from fedgradnorm.models._given_inputs import form_words
 from fedgradnorm.models._input_rows import (
     Inputs,
     call,
+    call_arguments,
     concatenated,
     has_sequences,
     in_chunks,
@@ -216,6 +218,19 @@ def why_impure(module: nn.Module, x: Inputs | None) -> str | None:
     now = dict(trial.named_buffers())
     if any(not torch.equal(now[name], buffer) for name, buffer in module.named_buffers()):
         return "buffers that change in training"
+    args, kwargs = call_arguments(x)
+
+    def row(args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Tensor:
+        output: Tensor = trial(*(a[None] for a in args), **{k: a[None] for k, a in kwargs.items()})
+        return output
+
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.vmap(row, randomness="different")(args, kwargs)
+    except Exception as error:  # that vmap cannot run an operator is no objection
+        if "vmap: It looks like" in str(error):
+            return "control flow that depends on its inputs"
     return None
 
 

@@ -34,7 +34,7 @@ from fedgradnorm.models._fitting import (
 from fedgradnorm.models._input_rows import Fields, Inputs, call
 from fedgradnorm.models._networks import linear_head
 from fedgradnorm.models._streamed.rows import StreamedTargets, all_targets
-from fedgradnorm.tasks._missing import labelled
+from fedgradnorm.tasks._missing import has_gaps, labelled
 from fedgradnorm.tasks._positions import forms
 from fedgradnorm.weighting import Needs
 
@@ -104,7 +104,7 @@ def start_at_targets(biases: Tensor, clients: Sequence[Client]) -> None:
         if (kind := kinds.get(id(task))) is None:
             plain = task.is_plain and not task.class_weights()
             kind = kinds[id(task)] = (task.form, task.outputs) if plain else ()
-        together = kind and isinstance(y, Tensor)
+        together = kind and isinstance(y, Tensor) and not has_gaps(y)
         alike.setdefault((kind, y.shape, y.dtype) if together else row, []).append(row)
     for every in alike.values():
         for start in range(0, len(every), AT_ONCE):
