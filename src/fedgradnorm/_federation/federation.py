@@ -144,7 +144,7 @@ class Federation:
     def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Record]:
         """Some rounds in a row, of which a graph may run several without coming back.
 
-        A round in which everybody failed is the last one.
+        A round in which everybody failed is the last one returned.
         """
         found = list[Record]()
         while (k := len(found)) < len(actives):
@@ -167,7 +167,7 @@ class Federation:
             if not reports.failed:
                 self.graphs.warm += 1
             elif len(reports.failed) == len(active) and self.sums is None:
-                break  # the run ends here
+                break  # the run may end here
         return found
 
     def round(self, round_number: int, active: Sequence[str]) -> tuple[Reports, Tensor]:

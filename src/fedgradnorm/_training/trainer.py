@@ -58,6 +58,8 @@ from fedgradnorm.weighting import Weighting
 log = logging.getLogger("fedgradnorm")
 
 SHORT = 12  # letters of a commit
+UNLUCKY = 10
+"""Rounds in a row in which all of those drawn may fail; if all clients do, the run ends at once."""
 
 
 class Trainer(TrainingState):
@@ -106,6 +108,7 @@ class Trainer(TrainingState):
         self.show: Show | None = None
         self.interrupt: Callable[[], None] = lambda: None
         self.over = False
+        self.lost = 0  # rounds in a row in which every active client failed
         self.folder: Path | None = None
         self.manifest: dict[str, Any] = {}
         self.personal: dict[str, dict[str, Any]] = {}
@@ -170,10 +173,13 @@ class Trainer(TrainingState):
             return
         for record in self.federation.rounds(self.round, actives):
             active, failed = record.clients, record.failed
-            if active and len(failed) == len(active) and not self.accounts.whole_clients:
+            if active and not self.accounts.whole_clients:
+                self.lost = self.lost + 1 if len(failed) == len(active) else 0
+            if self.lost == UNLUCKY or (self.lost and len(active) == len(self.clients)):
+                times = f", {self.lost} rounds in a row" if self.lost > 1 else ""
                 raise TrainingError(
                     f"round {self.round + 1}: training diverges: the loss or gradient of every "
-                    f"active client is not finite ({listed(failed)}); "
+                    f"active client is not finite ({listed(failed)}){times}; "
                     f"lower {self.monitor.rates} or look at the data"
                 )
             self.round += 1
@@ -366,6 +372,7 @@ class Trainer(TrainingState):
             "round": self.round,
             "stopped": self.stopped,
             "over": self.over,
+            "lost": self.lost,
             "personal": self.personal,
             "diverged": self.diverged,
             "accounts": self.accounts.state_dict() if self.private else {},
@@ -384,6 +391,7 @@ class Trainer(TrainingState):
         if not isinstance(self.round, int) or not 0 <= self.round <= self.rounds:
             raise ValueError(f"round is {self.round!r:.40}")
         self.stopped, self.over = str(state["stopped"]), bool(state["over"])
+        self.lost = int(state["lost"])
         self.personal, self.diverged = dict(state["personal"]), list(state["diverged"])
         self.accounts.load_state_dict(state["accounts"])
         for name, callback in self.own.items():
