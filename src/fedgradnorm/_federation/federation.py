@@ -362,11 +362,13 @@ class Federation:
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
+        """Restore the state saved by :meth:`state_dict`.
+
+        Without the client table all clients are as they began, until their rows are read.
+        """
         if self.shares:
             self.server.load_state_dict(state["server"])
-        if "clients" in state:
-            self.engine.load_state_dict(state["clients"])
+        self.engine.load_state_dict(state.get("clients", {"parts": []}))
         if self.sums is not None:
             self.sums.load_state_dict(state["sums"])
         if self.personal is not None:
