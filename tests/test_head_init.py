@@ -183,3 +183,22 @@ def test_a_config_begins_at_the_targets_and_says_so_in_its_folder(tmp_path: Path
         assert f'head_init = "{start or "auto"}"' in (folder / "config.toml").read_text()
         assert resume_config(folder).settings.head_init == (start or "auto")
     assert first[""] < 5 < 10_000 < first["random"]
+
+
+@pytest.mark.parametrize(
+    "task", [fgn.regression(2), fgn.classification(3)], ids=["numbers", "classes"]
+)
+def test_the_heads_of_many_clients_begin_at_the_targets_that_are_there(task) -> None:
+    """Who is made together must not matter: a resumed run makes other clients together."""
+    rng = np.random.default_rng(0)
+    clients = []
+    for k in range(3):
+        y = rng.integers(0, 3, 8).astype(float) if task.classes else rng.normal(size=(8, 2))
+        y[k] = np.nan
+        clients.append(fgn.Client(f"c{k}", task, (rng.normal(size=(8, 4)), y)))
+    together, alone = torch.zeros(3, task.outputs), torch.zeros(3, task.outputs)
+    start_at_targets(together, clients)
+    for row, client in enumerate(clients):
+        start_at_targets(alone[row : row + 1], [client])
+    assert torch.equal(together, alone)
+    assert alone.abs().min() > 0

@@ -493,3 +493,212 @@ def test_an_embedding_can_be_the_norm_layer():
         arguments = {**BASE, "executor": executor}
         runs.append(flat.train(net, clients, weighting=fgn.GradNorm(), **arguments))
     assert_same_run(*runs)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "auto"])
+@pytest.mark.parametrize("size", [1, 17])
+def test_a_batch_of_one_example_for_batch_statistics_names_the_client(executor, size):
+    x = np.random.default_rng(0).normal(size=(17, 12))
+    given = [fgn.Client(f"c{n}", NUMBERS, (x[:n], x[:n, :3])) for n in (17, size + 1, size)[1:]]
+    how = {**BASE, "batch_size": 1 if size > 1 else 8, "executor": executor}
+    with pytest.raises(fgn.FedGradNormError, match="more than 1 value per channel") as caught:
+        flat.train(with_statistics(), given, **how)
+    if size == 1:
+        assert isinstance(caught.value, fgn.ModelError)
+        assert "client 'c1': " in str(caught.value)
+        assert "use LayerNorm or GroupNorm" in str(caught.value)
+
+
+@pytest.mark.parametrize("executor", ["loop", "joint", "vmap"])
+def test_an_infinite_first_loss_is_taken_from_the_first_round(executor):
+    """One example whose squared error overflows: its client must not have a loss ratio of 0."""
+    x = np.random.default_rng(0).normal(size=(200, 12))
+    y = x[:, :3].copy()
+    y[3] = 1e200
+    given = [fgn.Client("far", NUMBERS, (x, y)), fgn.Client("near", NUMBERS, (x, x[:, :3]))]
+    how = {**BASE, "rounds": 3, "batch_size": 4, "head_init": "random", "executor": executor}
+    rows = flat.train(network(), given, weighting=fgn.GradNorm(rule="direct"), **how).history
+    ratios = rows[(rows.split == "batch") & (rows.client == "far")].loss_ratio.tolist()
+    assert ratios[0] == pytest.approx(1)
+    assert min(ratios) > 0.1
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_running_statistics_that_overflow_are_a_client_that_fails(executor):
+    """Batch normalization of an infinite variance is 0, so the loss does not tell."""
+    x = np.random.default_rng(0).normal(size=(40, 12))
+    far = x.copy()
+    far[7] = 1e200
+    given = [
+        fgn.Client("far", NUMBERS, (far, x[:, :3])),
+        fgn.Client("near", NUMBERS, (x, x[:, :3])),
+    ]
+    run = flat.train(with_statistics(), given, **{**BASE, "executor": executor})
+    rows = run.history[(run.history.split == "batch") & (run.history.active == 0)]
+    assert set(rows.client) == {"far"}
+    for client in run.clients.values():
+        assert all(buffer.isfinite().all() for buffer in client.buffers.values())
+
+
+class Counting(nn.Module):
+    """A layer with a buffer that every training batch changes, as in spectral normalization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 10)
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.batches += 1
+        return self.layer(x) * (1 + 1e-5 * self.batches)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "auto"])
+@pytest.mark.parametrize("case", [{}, {"head_steps": 3}, {"shared_steps": 2}], ids=str)
+def test_buffers_that_change_in_training_agree_and_survive_a_restart(executor, case, tmp_path):
+    def start(name: str = executor, **more: Any) -> fgn.Run:
+        return trained(name, {**case, **more}, net=seeded(Counting))
+
+    loop, whole = start("loop"), start()
+    assert_same_run(whole, loop)
+    toys.interrupted(start, at=3, folder=tmp_path / "run", checkpoint_every=1)
+    resumed = start(folder=tmp_path / "run", resume=True, checkpoint_every=1)
+    assert resumed.table.text() == whole.table.text()
+    for name, client in whole.clients.items():
+        assert toys.same(client.buffers, resumed.clients[name].buffers)
+        assert client.buffers["batches"] > 0
+
+
+def test_a_joint_pass_does_not_run_a_network_with_changing_buffers():
+    with pytest.raises(ConfigError, match="buffers that change in training"):
+        trained("joint", {}, net=seeded(Counting))
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "joint"])
+def test_a_head_that_begins_in_place_leaves_the_features_alone(executor):
+    """Two tasks of one client share its features, in training and in evaluations."""
+    x = np.random.default_rng(0).normal(size=(24, 12))
+
+    def clients(inplace: bool) -> list[fgn.Client]:
+        def head() -> nn.Module:
+            return seeded(lambda: nn.Sequential(nn.ReLU(inplace=inplace), nn.Linear(10, 3)))
+
+        y = {"up": x[:, :3], "down": -x[:, :3]}
+        tasks = dict.fromkeys(y, NUMBERS)
+        heads = {name: head() for name in y}
+        two = fgn.Client("two", tasks=tasks, train=(x, y), test=(x, y), head=heads)
+        one = fgn.Client("one", NUMBERS, (x, x[:, 3:6]), test=(x, x[:, 3:6]), head=head())
+        return [two, one]
+
+    def net() -> nn.Module:
+        return seeded(lambda: nn.Sequential(nn.Linear(12, 10), nn.Tanh()))
+
+    how = {**BASE, "head_steps": 2, "executor": executor}
+    runs = [flat.train(net(), clients(inplace), **how) for inplace in (True, False)]
+    assert_same_run(*runs)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_loss_that_raises_names_the_client(executor):
+    calls = []
+
+    def fails(output: Tensor, target: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) > 9:
+            raise KeyError("no such class")
+        return (output - target).square().sum(dim=1)
+
+    x = np.random.default_rng(0).normal(size=(40, 12))
+    given = [
+        fgn.Client("good", NUMBERS, (x, x[:, :3])),
+        fgn.Client("bad", fgn.regression(1, loss=fails), (x, x[:, 0])),
+    ]
+    with pytest.raises(fgn.ModelError, match=r"client 'bad': .*no such class"):
+        flat.train(network(), given, **BASE, executor=executor)
+
+
+@pytest.mark.parametrize("first", ["layer", "division"])
+def test_a_network_that_changes_its_inputs_in_place_is_refused_before_it_does(first):
+    class Divides(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x /= 10
+            return x
+
+    begin = nn.ReLU(inplace=True) if first == "layer" else Divides()
+    given = clients()
+    before = [client.train[0].clone() for client in given]
+    with pytest.raises(fgn.ModelError, match="the shared network changes its inputs in place"):
+        flat.train(nn.Sequential(begin, nn.Linear(12, 10)).double(), given, **BASE)
+    for client, x in zip(given, before, strict=True):
+        assert torch.equal(client.train[0], x)
+
+
+class SometimesShallow(nn.Module):
+    """Stochastic depth that skips its second layer too seldom for a trial to see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 10), nn.Linear(10, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.first(x)
+        if self.training and float(torch.rand(())) < 1e-3:
+            return z
+        return z + self.second(z).tanh()
+
+
+def test_a_network_that_draws_at_random_is_found_however_seldom_that_matters():
+    with pytest.raises(ConfigError, match="dropout or batch statistics"):
+        trained("joint", {}, net=seeded(SometimesShallow))
+
+
+class DropsFeatures(nn.Module):
+    """A head whose dropout is no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(10, 3)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.layer(nn.functional.dropout(z, 0.5, self.training))
+
+
+@pytest.mark.parametrize("executor", ["loop", *FAST])
+def test_heads_that_draw_at_random_give_one_run_for_one_seed(executor):
+    x = np.random.default_rng(0).normal(size=(40, 12))
+    given = [
+        fgn.Client(f"c{k}", NUMBERS, (x, x[:, k : k + 3]), head=seeded(DropsFeatures))
+        for k in range(2)
+    ]
+    texts = []
+    for _ in range(2):
+        torch.rand(3)  # what others draw does not matter
+        how = {**BASE, "rounds": 3, "executor": executor}
+        texts.append(flat.train(network(), given, **how).table.text())
+    assert texts[0] == texts[1]
+
+
+def test_training_inside_no_grad_is_training():
+    with torch.no_grad():
+        inside = trained("auto", {"rounds": 2})
+    assert_same_run(inside, trained("auto", {"rounds": 2}))
+
+
+class Branching(nn.Module):
+    """What an example becomes depends on the sum of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x if float(x.detach().sum()) > -1e3 else -x)
+
+
+def test_a_network_that_branches_on_its_inputs_is_not_run_for_all_clients_at_once():
+    with pytest.raises(ConfigError, match="control flow that depends on its inputs"):
+        trained("joint", {}, net=seeded(Branching))
+    assert_same_run(
+        trained("auto", {}, net=seeded(Branching)), trained("loop", {}, net=seeded(Branching))
+    )

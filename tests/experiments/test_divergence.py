@@ -96,3 +96,46 @@ def test_sound_training_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> No
 )
 def test_the_rates_named_are_those_that_step(options: dict[str, Any], words: str) -> None:
     assert rates(Settings(**options)) == words
+
+
+def drawn_of_four(bad: float, rounds: int, **more: Any) -> fgn.Run:
+    """Two of four clients per round; an example above ``bad`` has an infinite loss."""
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        found = (output - target).square().mean(dim=1)
+        return torch.where(target.abs().amax(dim=1) > bad, torch.inf, found)
+
+    clients = []
+    for k in range(4):
+        x = torch.randn(20 + k, 6, generator=torch.Generator().manual_seed(k)).double()
+        clients.append(fgn.Client(f"c{k}", fgn.regression(2, loss=loss), (x, x[:, :2].clone())))
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh()).double()
+    how = {"participation": 0.5, "batch_size": 8, "eval_every": 0, "device": "cpu", "lr": 0.01}
+    return flat.train(network, clients, rounds=rounds, weighting=fgn.Equal(), **how, **more)
+
+
+def test_a_round_in_which_all_who_were_drawn_fail_does_not_end_the_run(tmp_path: Path) -> None:
+    run = drawn_of_four(1.9, 12)
+    rows = run.history[run.history.split == "batch"]
+    alive = rows.groupby("round").active.sum()
+    lost = alive.index[alive == 0][0]
+    assert alive[alive.index > lost].sum() > 0
+
+    def start(**more: Any) -> fgn.Run:
+        return drawn_of_four(1.9, 12, checkpoint_every=1, **more)
+
+    toys.interrupted(start, at=int(lost), folder=tmp_path / "run")
+    assert start(folder=tmp_path / "run", resume=True).table.text() == run.table.text()
+
+
+def test_nobody_who_is_drawn_for_ten_rounds_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(fgn.TrainingError, match=r"round 10: .*, 10 rounds in a row; lower lr"):
+        drawn_of_four(0.0, 40)
+    toys.interrupted(
+        lambda **more: drawn_of_four(0.0, 40, checkpoint_every=1, **more),
+        at=6,
+        folder=tmp_path / "run",
+    )
+    with pytest.raises(fgn.TrainingError, match="round 10: "):
+        drawn_of_four(0.0, 40, checkpoint_every=1, folder=tmp_path / "run", resume=True)

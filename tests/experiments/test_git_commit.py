@@ -10,7 +10,7 @@ import fedgradnorm as fgn
 import toys
 from fedgradnorm._report.page import made_when
 from fedgradnorm._runs.reader import read_run
-from fedgradnorm._training.describe import git_commit
+from fedgradnorm._training.trainer import git_commit
 
 NOBODY = ("-c", "user.name=n", "-c", "user.email=n@localhost")
 

@@ -65,3 +65,22 @@ def test_a_run_that_starts_from_another_resumes_without_it(tmp_path: Path) -> No
         train(4, start=before, callbacks=[Interrupt()], **options)
     found = heads(train(4, resume=True, **options))
     assert all(torch.equal(found[name], head) for name, head in wanted.items())
+
+
+def test_of_many_clients_only_those_that_took_part_have_changed_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    """Each keeps its own best round, so the checkpoint has a network for every one of them."""
+
+    def start(**how: Any) -> fgn.Run:
+        network = toys.seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double())
+        given = [fgn.Client(c.name, c.task, c.train, validation=c.train) for c in clients(210)]
+        options = {"batch_size": None, "lr": 0.05, "eval_every": 1, "device": "cpu", "rounds": 4}
+        options |= {"participation": 0.02, "keep": "own_best", "checkpoint_every": 1}
+        return flat.train(network, given, **options, **how)
+
+    whole = start()
+    toys.interrupted(start, at=2, folder=tmp_path / "run")
+    resumed = start(folder=tmp_path / "run", resume=True)
+    assert resumed.table.text() == whole.table.text()
+    assert all(torch.equal(head, heads(resumed)[name]) for name, head in heads(whole).items())

@@ -35,7 +35,7 @@ from fedgradnorm.weighting import (
     UPGrad,
     Weighting,
 )
-from fedgradnorm.weighting._arithmetic import draw as own_generator
+from fedgradnorm.weighting._base import draw as own_generator
 from fedgradnorm.weighting._gram import unit
 from fedgradnorm.weighting._nash import bargain
 from weighting.laws import NAMES, bound, draw, everybody, played

@@ -26,7 +26,7 @@ from fedgradnorm.weighting import (
     Uncertainty,
     Weighting,
 )
-from fedgradnorm.weighting._arithmetic import onto_simplex
+from fedgradnorm.weighting._base import onto_simplex
 from weighting.laws import NAMES, bound, draw, everybody, played
 
 

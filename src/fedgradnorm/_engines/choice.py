@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.engine import Engine, Problem
@@ -27,6 +28,7 @@ from fedgradnorm.models._given_inputs import form_words
 from fedgradnorm.models._input_rows import (
     Inputs,
     call,
+    call_arguments,
     concatenated,
     has_sequences,
     in_chunks,
@@ -61,8 +63,8 @@ def joint_why_not(problem: Problem) -> str | None:
     if spec.clip is not None:
         return "clip needs the length of every client's gradient"
     for client in problem.clients:
-        if client.head is not None and is_random_or_mixing(client.head, None):
-            return f"the head of client {client.name!r} has dropout or batch statistics"
+        if client.head is not None and (reason := why_impure(client.head, None)):
+            return f"the head of client {client.name!r} has {reason}"
     return impure(problem) or _tap_why_not(problem) or _reading_why_not(problem)
 
 
@@ -81,9 +83,8 @@ def impure(problem: Problem) -> str | None:
         return f"clients have inputs of different shapes {sorted(forms)}"
     if any(has_sequences(_some_examples(client)) for client in clients):
         return "sequences are padded to the longest of each batch"
-    if is_random_or_mixing(problem.network, _probe(problem)):
-        return "the shared network has dropout or batch statistics"
-    return None
+    reason = why_impure(problem.network, _probe(problem))
+    return None if reason is None else f"the shared network has {reason}"
 
 
 def vmap_why_not(problem: Problem) -> str | None:
@@ -190,27 +191,47 @@ def _some_examples(client: Client) -> Inputs:
 
 
 @torch.no_grad()
-def is_random_or_mixing(module: nn.Module, x: Inputs | None) -> bool:
-    """Whether an example's output depends on chance or on the other examples of its batch.
+def why_impure(module: nn.Module, x: Inputs | None) -> str | None:
+    """Why an example's output depends on chance, on its batch or on earlier batches, if it does.
 
     Beyond layers that are known to, this is tried out, not guessed from names.
     """
+    mixing = "dropout or batch statistics"
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            return True
+            return mixing
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
-            return True
+            return mixing
     if x is None:
-        return False
+        return None
     trial = copy.deepcopy(module).train()
     with torch.random.fork_rng(devices=[]):
-        whole, again = call(trial, x), call(trial, x)
+        before = torch.get_rng_state()
+        whole = call(trial, x)
+        if not torch.equal(before, torch.get_rng_state()):  # however seldom it makes a difference
+            return mixing
+        again = call(trial, x)
         halves = torch.cat([call(trial, half) for half in in_chunks(x, -(-len(x) // 2))])
     loose = 1e-3 * float(whole.abs().max()) + 1e-6  # far above rounding, far below statistics
-    return not (
-        torch.allclose(whole, again, rtol=0, atol=loose)
-        and torch.allclose(whole, halves, rtol=0, atol=loose)
-    )
+    if not all(torch.allclose(whole, one, rtol=0, atol=loose) for one in (again, halves)):
+        return mixing
+    now = dict(trial.named_buffers())
+    if any(not torch.equal(now[name], buffer) for name, buffer in module.named_buffers()):
+        return "buffers that change in training"
+    args, kwargs = call_arguments(x)
+
+    def row(args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Tensor:
+        output: Tensor = trial(*(a[None] for a in args), **{k: a[None] for k, a in kwargs.items()})
+        return output
+
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.vmap(row, randomness="different")(args, kwargs)
+    except Exception as error:  # that vmap cannot run an operator is no objection
+        if "vmap: It looks like" in str(error):
+            return "control flow that depends on its inputs"
+    return None
 
 
 def _tap_why_not(problem: Problem) -> str | None:

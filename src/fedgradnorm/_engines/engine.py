@@ -30,6 +30,7 @@ from fedgradnorm._engines.parts import (
     part_key,
 )
 from fedgradnorm._engines.tuning import Tuning, tune
+from fedgradnorm._errors import FedGradNormError, ModelError
 from fedgradnorm._round.evaluation import evaluate
 from fedgradnorm._round.local_update import (
     Gradients,
@@ -141,6 +142,8 @@ class Engine:
         )
         self._evaluator = Evaluator(self.table, self.examples, self.network)
         self.evaluate = self._evaluator.evaluate
+        # heads and losses of the user's may draw at random, whatever the executor
+        self._own_code = any(c.head is not None or c.task.has_own_loss for c in clients)
         self.private: dict[str, PrivateClient] = {}  # they work on a copy that is as it was given
         some = [client for client in clients if client.privacy is not None]
         plain = FlatNetwork(problem.network, device) if some else self.network
@@ -218,10 +221,14 @@ class Engine:
         first = None
         if self.spec.first_loss != "first_round":
             first = self._first_losses(plan, shared, round_number)
-        with self._chance("noise", round_number) if self.name == "vmap" else nullcontext():
+        together = self.name == "vmap" or (joint and self._own_code)  # draw from one stream
+        with self._chance("noise", round_number) if together else nullcontext():
             worked = self.work(shared, plan, batches, round_number, joint, first)
         total = worked.ratio + worked.norm
-        total = total + torch.cat([row[OWN].sum(dim=1) for row in worked.rows])
+        total = total + torch.cat([
+            sum((row[key].sum(dim=1) for key in group.part.statistics), row[OWN].sum(dim=1))
+            for group, row in zip(plan.groups, worked.rows, strict=True)
+        ])  # fmt: skip
         if worked.updates is not None:
             total = total + worked.updates.sum(dim=1)[plan.order]
         fine = torch.isfinite(total)
@@ -287,7 +294,7 @@ class Engine:
             before = group.part.rows[FIRST_LOSS][group.index] if first is None else first[k]
             if (private := self.private.get(group.names[0])) is not None:
                 now = now.clamp_min(FLOOR * private.bound)
-            known.append(torch.where(before.isnan(), now, before))
+            known.append(torch.where(before.isfinite(), before, now))
         ratio = loss / torch.cat(known).clamp_min(torch.finfo(shared.dtype).tiny)
         return Worked(rows, known, loss, ratio, norm, updates)
 
@@ -314,10 +321,11 @@ class Engine:
                     gradients = self._noisy(group, k, round_number)
                 else:
                     batch, task = self.examples.one(name, round_number), self.clients[name].task
-                    room = into, self._gradient
-                    gradients = BlockGradients(part, batch, None, task, self.pure, *room)
+                    written = into, self._gradient
+                    gradients = BlockGradients(part, batch, None, task, self.pure, *written)
                 work = self._work(part, gradients)
-                report = local_update(work, self.spec, networks[k : k + 1], mine, options)
+                with self._naming([name]):
+                    report = local_update(work, self.spec, networks[k : k + 1], mine, options)
             if isinstance(gradients, PrivateGradients):
                 report = gradients.finish(report, self.norm_layer, mine, before)
             if report.update.data_ptr() != into.data_ptr():
@@ -363,13 +371,36 @@ class Engine:
                 part, batch.part(here), None if count == 1 and not part.padded else count,
                 self.clients[names[start]].task, self.pure, into, later,
             )  # fmt: skip
-            report = run(self._work(part, block), spec, networks[here], mine, options)
+            with self._naming(names[here]):
+                report = run(self._work(part, block), spec, networks[here], mine, options)
             if into is None:
                 updates.index_copy_(0, turns[here], report.update)
             elif report.update.data_ptr() != into.data_ptr():
                 into.copy_(report.update)
             found.append(report)
         return found
+
+    @contextmanager
+    def _naming(self, names: Sequence[str]) -> Iterator[None]:
+        """Name the clients on whose batches a network, head or loss of the user's fails."""
+        try:
+            yield
+        except FedGradNormError:
+            raise
+        except Exception as error:
+            if self.capturing:  # a graph that cannot be captured is no error
+                raise
+            reason = " ".join(str(error).split()) or type(error).__name__
+            way = "call network.train() and try it on such a batch"
+            if "more than 1 value per channel" in reason:
+                way = (
+                    "batch statistics need two examples: raise local.batch_size, give the client "
+                    "more examples, or use LayerNorm or GroupNorm"
+                )
+            whose = ", ".join(map(repr, names[:5]))
+            raise ModelError(
+                f"client {whose}: network, head or loss fails on a training batch: {reason}; {way}"
+            ) from error
 
     def _work(self, part: ClientPart, gradients: Gradients) -> Work:
         return Work(gradients, part.head_optimizer, part.local_optimizer, self.norm_layer)
@@ -521,8 +552,8 @@ class Engine:
             def measure(part: ClientPart = part, row: Row = row, networks: Tensor = networks,
                         task: Task = task, data: Any = held_out) -> float:  # fmt: skip
                 self.network.use(networks[0])
-                front, head = part.load({key: value[0] for key, value in row.items()})
-                return evaluate(task, front, head, *data)["loss"]
+                modules = part.load({key: value[0] for key, value in row.items()})
+                return evaluate(task, *modules, *data)["loss"]
 
             with self._chance("personal", name):
                 gradients = None if batch is None else BlockGradients(part, batch, None, task)

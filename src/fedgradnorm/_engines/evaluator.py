@@ -50,9 +50,9 @@ class Evaluator:
         together = together and shared.ndim == 1 and len(names) > 1 and self._shares_features(part)
         if not together or any(isinstance(clients[n].train[0], Streamed) for n in names):
             for k, name in enumerate(names):
-                front, head = self._modules(name, shared if shared.ndim == 1 else shared[k])
+                modules = self._modules(name, shared if shared.ndim == 1 else shared[k])
                 pair = self._examples.existing(name, "train")
-                found[k] = evaluate(clients[name].task, front, head, *pair)["loss"]
+                found[k] = evaluate(clients[name].task, *modules, *pair)["loss"]
             return found
         self._network.use(shared)
         sizes = np.array([self._examples.batches.sizes[name] for name in names])
@@ -109,8 +109,8 @@ class Evaluator:
         for name in names:
             x, y = self._examples.existing(name, split)
             assert isinstance(y, Tensor)
-            front, head = self._modules(name, shared)
-            yield self._table.clients[name], answers(head, represented(front, x)), y
+            network, head = self._modules(name, shared)
+            yield self._table.clients[name], answers(head, represented(network, x)), y
 
     def _together(self, shared: Tensor, names: Sequence[str], split: str) -> Iterator[Answered]:
         """Clients that share everything in front of their heads, as many as fit one pass."""

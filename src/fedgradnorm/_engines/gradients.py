@@ -88,7 +88,8 @@ class BlockGradients:
         if self._rows is not None:
             return head_gradient(self._part, row, features, y, own=own, inputs=inputs)
         features, mine = features.detach().requires_grad_(inputs), self._own(row, own)
-        losses = self._task.loss(self._part.run("head", mine, {}, features, None), y)[None]
+        output = self._part.run("head", mine, {}, features.clone(), None)  # it may begin in place
+        losses = self._task.loss(output, y)[None]
         trained = {name: mine[name] for name in self._part.own.shapes}
         return _differentiated(self._part, losses, features, trained, own=own, inputs=inputs)
 

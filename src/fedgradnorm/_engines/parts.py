@@ -15,17 +15,17 @@ from torch.func import functional_call, vmap
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
 from fedgradnorm._engines.stacked_layers import StackedLayers
-from fedgradnorm._round.local_update import LOCAL, LocalSpec, own_layout
+from fedgradnorm._round.local_update import LOCAL, LocalSpec
 from fedgradnorm._state.table import BUFFER, CONSTANT, OPTIMIZER, OWN, Layout, Part, Row
 from fedgradnorm.models._dividing import private_names
+from fedgradnorm.models._fitting import own_stem, with_stem
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._given_inputs import form_words
 from fedgradnorm.models._input_rows import Inputs, call_arguments, row_form
-from fedgradnorm.models._stem import in_front, own_stem
 from fedgradnorm.models._streamed.rows import Streamed, some_targets
 from fedgradnorm.tasks._missing import labelled, mean_of_labelled
+from fedgradnorm.tasks._row_losses import WeightedLoss
 from fedgradnorm.tasks._task import Task
-from fedgradnorm.tasks._weighted_losses import WeightedLoss
 
 SCALE, CLASSES = f"{CONSTANT}scale", f"{CONSTANT}classes"
 SHARE = f"{CONSTANT}share"  # of each example of a batch in the mean loss: 0 for padding
@@ -57,7 +57,7 @@ class Whole(nn.Module):
         if what == "head":
             output: Tensor = self.head(*args)
             return output
-        features: Tensor = in_front(self.stem, self.network)(*args, **kwargs)
+        features: Tensor = with_stem(self.stem, self.network)(*args, **kwargs)
         return features if what == "features" else self.head(features)
 
 
@@ -91,16 +91,19 @@ class ClientPart(Part):
         self.whole = Whole(module, self.head, self.stem)
         self.task, self.batch, self.padded = client.task, batch, padded
         self.private = {name: network.private[name] for name in private_names(module)}
-        stem = {} if self.stem is None else _trained(self.stem)
-        self.own = own_layout(_trained(self.head), self.private, stem)
+        own = {f"head.{n}": p.shape for n, p in _trained(self.head).items()}
+        own |= {f"network.{n}": p.shape for n, p in self.private.items()}
+        if self.stem is not None:
+            own |= {f"stem.{n}": p.shape for n, p in _trained(self.stem).items()}
+        self.own = Layout(own)
         self.heads = Layout({n: p.shape for n, p in _trained(self.head).items()})
         self.reaches_in = self.own.size > self.heads.size
         self.shared = Layout({n: module.get_parameter(n).shape for n in network.slices})
         self.head_optimizer = optimizers.make(spec.head_optimizer, self.own)
         self.local_optimizer = optimizers.make(spec.local_optimizer, self.shared)
-        own = like.new_zeros(self.own.size)
-        fresh = {OWN: own, PLACE: own.new_zeros(3, dtype=torch.int64)}
-        fresh |= _named(OPTIMIZER, self.head_optimizer.start(own))
+        zeros = like.new_zeros(self.own.size)
+        fresh = {OWN: zeros, PLACE: zeros.new_zeros(3, dtype=torch.int64)}
+        fresh |= _named(OPTIMIZER, self.head_optimizer.start(zeros))
         fresh |= _named(BUFFER, self._buffers(self.head, self.stem))
         if spec.keeps_moments and spec.steps_locally:
             fresh |= _named(LOCAL, self.local_optimizer.start(like))
@@ -112,6 +115,8 @@ class ClientPart(Part):
             fresh[CLASSES] = table[0]
         super().__init__(client, fresh)
         self.buffers = [key for key in fresh if key.startswith(BUFFER)]
+        running = ("running_mean", "running_var")
+        self.statistics = [key for key in self.buffers if key.endswith(running)]
         moments = [key for key in fresh if key.startswith((OPTIMIZER, LOCAL))]
         self.moved = [OWN, *self.buffers, *moments]  # what a round changes, and what it reads
         self.read = [*self.moved, *(key for key in (SCALE, SHARE, CLASSES) if key in fresh)]
@@ -186,7 +191,7 @@ class ClientPart(Part):
         return row
 
     def load(self, row: Row) -> tuple[nn.Module, nn.Module]:
-        """Let the modules hold a client's row, without copies of parameters: front and head."""
+        """Let the modules hold a client's row, without copies of parameters: network and head."""
         own = self.own.views(row[OWN])
         named = dict(self.whole.named_parameters())
         for name, view in own.items():
@@ -194,7 +199,7 @@ class ClientPart(Part):
         rest = dict(self.whole.named_buffers()) | named
         for key in self.buffers:
             rest[key.removeprefix(BUFFER)].data.copy_(row[key])
-        return in_front(self.stem, self.whole.network), self.head
+        return with_stem(self.stem, self.whole.network), self.head
 
     def run(
         self,
@@ -238,8 +243,8 @@ class ClientPart(Part):
 
     def heads_outputs(self, heads: Mapping[str, Tensor], features: Tensor, rows: int) -> Tensor:
         """Outputs of stacked heads for features ``[rows x batch, ...]``."""
-        if not self.linear:
-            return self.run("head", heads, {}, features, rows if rows > 1 else None)
+        if not self.linear:  # a head may begin in place, and features are read again
+            return self.run("head", heads, {}, features.clone(), rows if rows > 1 else None)
         weight, bias = heads["head.weight"], heads["head.bias"]
         shaped = features.view(rows, -1, features.shape[-1])
         return torch.baddbmm(bias[:, None], shaped, weight.transpose(1, 2)).flatten(0, 1)

@@ -19,10 +19,16 @@ from fedgradnorm._federation.heads import head_groups, random_because
 from fedgradnorm._round.participation import participants
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.settings import Settings
-from fedgradnorm.models._fitting import as_input, lazy_layers, takes_ids, with_sizes
+from fedgradnorm.models._fitting import (
+    as_input,
+    lazy_layers,
+    own_stem,
+    takes_ids,
+    with_sizes,
+    with_stem,
+)
 from fedgradnorm.models._given_inputs import check_fits
 from fedgradnorm.models._input_rows import call
-from fedgradnorm.models._stem import in_front, own_stem
 from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets
 from fedgradnorm.weighting import MGDA, ByTask, Steady, Weighting
 
@@ -191,7 +197,7 @@ def sized(network: nn.Module, clients: Sequence[Client], seed: int) -> nn.Module
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number(seed, "network") % 2**63)
         return with_sizes(
-            network, lambda own: call(in_front(stem, own), x), client.name, "the shared network"
+            network, lambda own: call(with_stem(stem, own), x), client.name, "the shared network"
         )
 
 

@@ -144,7 +144,7 @@ class Federation:
     def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Record]:
         """Some rounds in a row, of which a graph may run several without coming back.
 
-        A round in which everybody failed is the last one.
+        A round in which everybody failed is the last one returned.
         """
         found = list[Record]()
         while (k := len(found)) < len(actives):
@@ -167,7 +167,7 @@ class Federation:
             if not reports.failed:
                 self.graphs.warm += 1
             elif len(reports.failed) == len(active) and self.sums is None:
-                break  # the run ends here
+                break  # the run may end here
         return found
 
     def round(self, round_number: int, active: Sequence[str]) -> tuple[Reports, Tensor]:
@@ -362,11 +362,13 @@ class Federation:
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
+        """Restore the state saved by :meth:`state_dict`.
+
+        Without the client table all clients are as they began, until their rows are read.
+        """
         if self.shares:
             self.server.load_state_dict(state["server"])
-        if "clients" in state:
-            self.engine.load_state_dict(state["clients"])
+        self.engine.load_state_dict(state.get("clients", {"parts": []}))
         if self.sums is not None:
             self.sums.load_state_dict(state["sums"])
         if self.personal is not None:

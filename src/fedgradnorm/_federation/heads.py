@@ -26,14 +26,15 @@ from fedgradnorm.models._fitting import (
     check_head,
     fitting_head,
     own_head,
+    own_stem,
     representation,
     with_sizes,
+    with_stem,
 )
 from fedgradnorm.models._input_rows import Fields, Inputs, call
 from fedgradnorm.models._networks import linear_head
-from fedgradnorm.models._stem import in_front, own_stem
 from fedgradnorm.models._streamed.rows import StreamedTargets, all_targets
-from fedgradnorm.tasks._missing import labelled
+from fedgradnorm.tasks._missing import has_gaps, labelled
 from fedgradnorm.tasks._positions import forms
 from fedgradnorm.weighting import Needs
 
@@ -103,7 +104,7 @@ def start_at_targets(biases: Tensor, clients: Sequence[Client]) -> None:
         if (kind := kinds.get(id(task))) is None:
             plain = task.is_plain and not task.class_weights()
             kind = kinds[id(task)] = (task.form, task.outputs) if plain else ()
-        together = kind and isinstance(y, Tensor)
+        together = kind and isinstance(y, Tensor) and not has_gaps(y)
         alike.setdefault((kind, y.shape, y.dtype) if together else row, []).append(row)
     for every in alike.values():
         for start in range(0, len(every), AT_ONCE):
@@ -158,7 +159,7 @@ def make_head(network: nn.Module, client: Client, seed: int, at_targets: bool = 
     A ConfigError where it does not fit, or where the client's own loss cannot be used.
     """
     like = next(network.parameters()).detach()
-    front = in_front(own_stem(client.stem, client.name, like), network)
+    front = with_stem(own_stem(client.stem, client.name, like), network)
     x = as_input(client.train[0][:2], network, "cpu", client.stem)
     row, task = representation(front, x, client.name), client.task
     if client.head is not None:

@@ -35,7 +35,7 @@ def evaluate(
     if isinstance(x, Streamed):
         outputs, targets = list[Tensor](), list[Tensor]()
         for part, own in pieces(x, y, rows_at_once(x)):
-            output = _evaluated(head, _evaluated(network, part))
+            output = answers(head, [_evaluated(network, part)])
             outputs.append(output.cpu() if task.measures_anywhere else output)
             targets.append(own.cpu() if task.measures_anywhere else own)
         return task.measure(torch.cat(outputs), torch.cat(targets), scaling)
@@ -54,8 +54,12 @@ def represented(network: nn.Module, x: Inputs) -> Iterator[Tensor]:
 
 
 def answers(head: nn.Module, features: Iterable[Tensor]) -> Tensor:
-    """Head outputs for all parts of a network's features, in evaluation mode."""
-    return torch.cat([_evaluated(head, part) for part in features])
+    """Head outputs for all parts of a network's features, in evaluation mode.
+
+    Other heads may read the same features, and a head may begin in place: it gets a copy.
+    """
+    plain = type(head) is nn.Linear
+    return torch.cat([_evaluated(head, part if plain else part.clone()) for part in features])
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.lr_schedules import Rates, ScheduleSpec
-from fedgradnorm._state.table import OPTIMIZER, OWN, Layout, Row
+from fedgradnorm._state.table import OPTIMIZER, OWN, Row
 from fedgradnorm.tasks._task import Task
 
 FirstLoss = Literal["dataset", "first_round", "log_classes"]
@@ -54,22 +54,22 @@ class LocalSpec:
             return None
         return Rates(self.head_schedule, self.head_optimizer, self.rounds)
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Batches a client reads in a round: step s of either phase takes batch s."""
         return self.shared_steps if self.joint_phases else max(self.head_steps, self.shared_steps)
 
-    @property
+    @cached_property
     def joint_phases(self) -> bool:
         """Whether head and shared network step together, on one backward pass."""
         return self.phases == "joint"
 
-    @property
+    @cached_property
     def steps_locally(self) -> bool:
         """Whether the local copy of the shared network moves at all."""
         return self.shared_steps > 1 or self.sends != "gradient" or self.report_loss == "after"
 
-    @property
+    @cached_property
     def keeps_moments(self) -> bool:
         """Whether a client's local optimiser continues where its last round ended."""
         return bool(self.local_optimizer.get("keep"))
@@ -207,14 +207,6 @@ def clipped(gradient: Tensor, most: float) -> Tensor:
     lengths = gradient.norm(dim=1, keepdim=True)
     scale: Tensor = (most / (lengths + 1e-6)).clamp(max=1.0)
     return gradient * scale
-
-
-def own_layout(
-    head: Mapping[str, Tensor], private: Mapping[str, Tensor], stem: Mapping[str, Tensor]
-) -> Layout:
-    """Where a client's own trained parameters are in its row: head, private layers, stem."""
-    named = {"head": head, "network": private, "stem": stem}
-    return Layout({f"{k}.{n}": p.shape for k, table in named.items() for n, p in table.items()})
 
 
 def log_classes(task: Task) -> float:

@@ -32,9 +32,8 @@ from fedgradnorm._runs.prediction_inputs import (
 from fedgradnorm._runs.spread import groups_of, spread_rows, spread_table
 from fedgradnorm._runs.trained import TrainedClient, write_models
 from fedgradnorm.models._dividing import put_parts
-from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._fitting import as_input, with_stem
 from fedgradnorm.models._input_rows import Inputs
-from fedgradnorm.models._stem import in_front
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
 
 if TYPE_CHECKING:
@@ -197,7 +196,7 @@ class Run:
         own = {name: part.detach().clone() for name, part in every if name in one.buffers}
         put_parts(network, one.buffers)
         try:
-            return predict(in_front(one.stem, network), one.head, values)
+            return predict(with_stem(one.stem, network), one.head, values)
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise refused(client, values, error) from error
         finally:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedgradnorm._client import Client
@@ -39,7 +40,6 @@ from fedgradnorm._runs.manifest import diverged_words, read_manifest, stored_wei
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.callbacks import Callback, Progress, Show, ShowProgress
 from fedgradnorm._training.checkpoints import Checkpoints, Writer, open_folder
-from fedgradnorm._training.describe import manifest_of
 from fedgradnorm._training.inputs import (
     CHOICES,
     check_is_module,
@@ -53,7 +53,7 @@ from fedgradnorm._training.inputs import (
     usable_device,
 )
 from fedgradnorm._training.interrupt import deferred_interrupt
-from fedgradnorm._training.trainer import Trainer
+from fedgradnorm._training.trainer import Trainer, manifest_of
 from fedgradnorm.models._dividing import divided
 from fedgradnorm.weighting import Weighting
 
@@ -166,6 +166,7 @@ def resume(
     )
 
 
+@torch.enable_grad()
 def train_with(
     network: nn.Module,
     clients: Sequence[Client],
@@ -197,7 +198,7 @@ def train_with(
     with numerics(settings.precision, device):  # kernels are built as the run will use them
         trainer = Trainer(network, clients, weighting, settings, device, own, world)
     trainer.folder = None if place is None else Path(place)
-    trainer.manifest = manifest_of(trainer, network, weighting)
+    trainer.manifest = manifest_of(trainer, weighting)
     if begin is not None:
         trainer.federation.begin(begin.statistics, begin.networks)
         trainer.manifest["start"] = begin.for_manifest()

@@ -1,12 +1,17 @@
-"""The training loop: rounds, what is done around them, and how a run ends."""
+"""The training loop: rounds, what is done around them, how a run ends, and its manifest."""
 
 from __future__ import annotations
 
 import logging
+import platform
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,10 +25,19 @@ from fedgradnorm._federation.heads import log_starts
 from fedgradnorm._round.participation import Presence
 from fedgradnorm._round.private.private_plan import planned
 from fedgradnorm._round.reports import Record
+from fedgradnorm._round.seeding import number
 from fedgradnorm._round.settings import Settings
+from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.history import UNTUNED
-from fedgradnorm._runs.manifest import kept_words
+from fedgradnorm._runs.manifest import (
+    FORMAT,
+    client_info,
+    describe_weighting,
+    kept_words,
+    now,
+)
 from fedgradnorm._runs.run import Run
+from fedgradnorm._runs.spread import ALL_ROWS
 from fedgradnorm._runs.trained import StackedClients, TrainedClient
 from fedgradnorm._training.accounts import Accounts
 from fedgradnorm._training.best import BestRound
@@ -37,10 +51,15 @@ from fedgradnorm._training.callbacks import (
 from fedgradnorm._training.checkpoints import Checkpoints
 from fedgradnorm._training.monitor import Monitor
 from fedgradnorm._training.recording import Recording
+from fedgradnorm._version import __version__
 from fedgradnorm.models._dividing import log_division
 from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
+
+SHORT = 12  # letters of a commit
+UNLUCKY = 10
+"""Rounds in a row in which all of those drawn may fail; if all clients do, the run ends at once."""
 
 
 class Trainer(TrainingState):
@@ -89,6 +108,7 @@ class Trainer(TrainingState):
         self.show: Show | None = None
         self.interrupt: Callable[[], None] = lambda: None
         self.over = False
+        self.lost = 0  # rounds in a row in which every active client failed
         self.folder: Path | None = None
         self.manifest: dict[str, Any] = {}
         self.personal: dict[str, dict[str, Any]] = {}
@@ -153,10 +173,13 @@ class Trainer(TrainingState):
             return
         for record in self.federation.rounds(self.round, actives):
             active, failed = record.clients, record.failed
-            if active and len(failed) == len(active) and not self.accounts.whole_clients:
+            if active and not self.accounts.whole_clients:
+                self.lost = self.lost + 1 if len(failed) == len(active) else 0
+            if self.lost == UNLUCKY or (self.lost and len(active) == len(self.clients)):
+                times = f", {self.lost} rounds in a row" if self.lost > 1 else ""
                 raise TrainingError(
                     f"round {self.round + 1}: training diverges: the loss or gradient of every "
-                    f"active client is not finite ({listed(failed)}); "
+                    f"active client is not finite ({listed(failed)}){times}; "
                     f"lower {self.monitor.rates} or look at the data"
                 )
             self.round += 1
@@ -349,6 +372,7 @@ class Trainer(TrainingState):
             "round": self.round,
             "stopped": self.stopped,
             "over": self.over,
+            "lost": self.lost,
             "personal": self.personal,
             "diverged": self.diverged,
             "accounts": self.accounts.state_dict() if self.private else {},
@@ -367,6 +391,7 @@ class Trainer(TrainingState):
         if not isinstance(self.round, int) or not 0 <= self.round <= self.rounds:
             raise ValueError(f"round is {self.round!r:.40}")
         self.stopped, self.over = str(state["stopped"]), bool(state["over"])
+        self.lost = int(state["lost"])
         self.personal, self.diverged = dict(state["personal"]), list(state["diverged"])
         self.accounts.load_state_dict(state["accounts"])
         for name, callback in self.own.items():
@@ -378,3 +403,65 @@ class Trainer(TrainingState):
                 callback.load_state_dict(saved.pop(place))
         if saved:
             log.warning("callbacks of the checkpoint are missing now: %s", listed(list(saved)))
+
+
+def manifest_of(trainer: Trainer, weighting: Weighting) -> dict[str, Any]:
+    """What is stored with every run, so that anyone can make it again."""
+    argv0 = Path(sys.argv[0]).name  # where it lies on this machine is nobody's business
+    engine, device, network = trainer.federation.engine, trainer.device, trainer.network
+    trained = engine.exported_all() if engine.journal is None else {}
+    heads = {name: one.head for name, one in trained.items()}
+    layers = [(name, type(part).__qualname__) for name, part in network.named_modules()]
+    shapes = [(name, tuple(p.shape)) for name, p in network.named_parameters()]
+    return {
+        "format": FORMAT,
+        "finished": False,
+        "settings": asdict(trainer.settings),
+        "weighting": describe_weighting(weighting),
+        "clients": _infos(trainer),
+        "rounds": trainer.rounds,
+        "norm_layer": list(trainer.federation.norm_layer),
+        "network": {
+            "class": type(network).__qualname__,
+            "parameters": sum(p.numel() for p in network.parameters()),
+            "structure": f"{number(layers, shapes):016x}",
+        },
+        "blueprints": blueprints(network, heads, trainer.clients.values()),
+        "command": ["fedgradnorm" if argv0 == "__main__.py" else argv0, *sys.argv[1:]],
+        "started": now(),
+        "versions": {
+            "fedgradnorm": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "platform": platform.platform(),
+            "threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            **({"commit": commit} if (commit := git_commit(Path.cwd())) else {}),
+        },
+    }
+
+
+def _infos(trainer: Trainer) -> dict[str, dict[str, Any]]:
+    """What run.json says of each client; many clients hold equal parts of it in common."""
+    recorded, few = trainer.recording.recorded, len(trainer.clients) <= ALL_ROWS
+    seen: dict[str, Any] = {}
+    infos = {}
+    for name, client in trainer.clients.items():
+        info = client_info(client, baseline=recorded is None or few or name in recorded)
+        infos[name] = info | {
+            key: seen.setdefault(repr(value), value)
+            for key, value in info.items()
+            if isinstance(value, (dict, list))
+        }
+    return infos
+
+
+def git_commit(place: Path) -> str:
+    """The commit that the git repository around ``place`` is at, in short; empty without one."""
+    command = ["git", "-C", str(place), "rev-parse", f"--short={SHORT}", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):  # there is no git, or no repository
+        return ""
+    return done.stdout.strip()[:SHORT]

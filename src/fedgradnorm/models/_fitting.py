@@ -1,9 +1,9 @@
-"""Whether a network, its inputs and a head fit together."""
+"""Whether a network, its inputs, a client's stem and a head fit together."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedBuffer, is_lazy
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ModelError
 from fedgradnorm.models._given_inputs import check_fits
-from fedgradnorm.models._input_rows import Inputs, call
+from fedgradnorm.models._input_rows import Inputs, call, leaves
 from fedgradnorm.models._networks import linear_head
 from fedgradnorm.models._streamed.rows import Streamed
 
@@ -60,8 +60,10 @@ def representation(network: nn.Module, x: Inputs, client: str) -> tuple[int, ...
     """The shape of a row that the network makes of ``x``; a ModelError unless it is a tensor's."""
     was_training = network.training
     network.eval()
+    x = x[torch.arange(min(2, len(x)))]  # copies
+    before = [leaf._version for leaf in leaves(x).values()]
     try:
-        output = call(network, x[:2])
+        output = call(network, x)
     except Exception as error:
         raise ModelError(
             f"client {client!r}: the shared network cannot take inputs of shape "
@@ -70,10 +72,15 @@ def representation(network: nn.Module, x: Inputs, client: str) -> tuple[int, ...
         ) from error
     finally:
         network.train(was_training)
-    shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if not isinstance(output, Tensor) or output.ndim < 2 or len(output) != len(x[:2]):
+    if before != [leaf._version for leaf in leaves(x).values()]:
         raise ModelError(
-            f"client {client!r}: the shared network returns {shape} for {len(x[:2])} rows; a head "
+            f"client {client!r}: the shared network changes its inputs in place, and with them the "
+            "client's data; write x = x / 255 instead of x /= 255, and no inplace=True at the input"
+        )
+    shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if not isinstance(output, Tensor) or output.ndim < 2 or len(output) != len(x):
+        raise ModelError(
+            f"client {client!r}: the shared network returns {shape} for {len(x)} rows; a head "
             "needs (rows, features): end the network with nn.Flatten()"
         )
     return tuple(output.shape[1:])
@@ -207,3 +214,38 @@ def check_head(
             f"client {client!r}: its head gives {tuple(output.shape[1:])} numbers a row, its task "
             f"needs {needed}"
         )
+
+
+class Stemmed(nn.Module):
+    """A client's first part and the shared network behind it; both are the very modules given.
+
+    What the first part gives the network is called with; a dict is its keyword arguments.
+    """
+
+    def __init__(self, stem: nn.Module, network: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.network = stem, network
+
+    def forward(self, *positional: Tensor, **named: Tensor) -> Tensor:
+        """One after the other."""
+        between = self.stem(*positional, **named)
+        keywords = isinstance(between, Mapping)
+        output: Tensor = self.network(**between) if keywords else self.network(between)
+        return output
+
+
+def with_stem(stem: nn.Module | None, network: nn.Module) -> nn.Module:
+    """The network with a client's first part in front of it, where the client has one."""
+    return network if stem is None else Stemmed(stem, network)
+
+
+def own_stem(stem: object, client: str, like: Tensor) -> nn.Module | None:
+    """A copy of the first part that a client brings; a ModelError if it is no module."""
+    if stem is None:
+        return None
+    if not isinstance(stem, nn.Module):
+        raise ModelError(
+            f"client {client!r}: its stem must be a torch.nn.Module, not {shown(stem)}"
+        )
+    check_sized(stem, f"the stem of client {client!r}")
+    return copy.deepcopy(stem).to(like.device, like.dtype)

@@ -12,9 +12,9 @@ from fedgradnorm.tasks._labels.label_map import LabelMap
 from fedgradnorm.tasks._measures import LossFunction, Metric
 from fedgradnorm.tasks._named_metrics import by_name
 from fedgradnorm.tasks._positions import Shape, checked_shape
+from fedgradnorm.tasks._row_losses import WeightedBinary, WeightedCrossEntropy, checked_weights
 from fedgradnorm.tasks._split_metrics import check_metrics
 from fedgradnorm.tasks._task import Task
-from fedgradnorm.tasks._weighted_losses import WeightedBinary, WeightedCrossEntropy, checked_weights
 
 Metrics = Mapping[str, Metric] | Sequence[str]
 """Functions by name, or names of metrics that are known."""

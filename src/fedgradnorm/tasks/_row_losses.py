@@ -1,12 +1,28 @@
-"""One loss a row where a row's target has gaps or a shape.
+"""One loss a row: where some classes count more, and where a row's target has gaps or a shape.
 
-A target is taken apart into single numbers: a class, a label, a value, at every position of its
-shape. A row's loss is the mean over those of them that are known, and 0 where none is.
+A target with gaps or a shape is taken apart into single numbers: a class, a label, a value, at
+every position of its shape. A row's loss is the mean over those of them that are known, and 0 where
+none is.
+
+Weights of classes are learned on training targets. A row's loss is then w[y] times its usual loss.
+The weights v that were asked for are scaled to a mean of 1 over the n training rows:
+w_c = v_c n / sum_j v[y_j]. The loss over all training rows is then
+
+    F = sum_j v[y_j] l_j / sum_j v[y_j],
+
+which is torch's weighted mean. It does not depend on the scale of v, and a model that knows nothing
+has the same loss as without weights: log C for C classes. "balanced" means v_c = 1 / n_c, with n_c
+the training rows of class c; then w_c = n / (C n_c), and F is the loss of a draw in which every
+class is as frequent as every other. C counts the classes that have training rows; a class that has
+none has weight 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -21,7 +37,144 @@ from fedgradnorm.tasks._measures import (
     squared_error,
 )
 from fedgradnorm.tasks._missing import known, mean_of_labelled, positions, without_gaps
-from fedgradnorm.tasks._weighted_losses import WeightedLoss
+
+Given = Literal["balanced"] | tuple[float, ...]
+Places = dict[tuple[torch.device, torch.dtype], Tensor]
+
+
+@dataclass(frozen=True)
+class WeightedLoss(ABC):
+    """A loss with a weight for each class; losses of one class of these are run together."""
+
+    given: Given
+    weights: tuple[tuple[float, ...], ...] | None = None  # a row for each group of classes
+    _placed: Places = field(default_factory=dict, compare=False, repr=False)
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """One loss per row."""
+        return self.weighed(output, target, self.table(output)[None])
+
+    @staticmethod
+    @abstractmethod
+    def weighed(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
+        """One loss per row, by weights [rows or 1, groups, classes]: those of a row's client."""
+
+    @staticmethod
+    @abstractmethod
+    def single(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
+        """The same for each number of a row's target, [rows, numbers]."""
+
+    @abstractmethod
+    def counts(self, target: Tensor) -> Tensor:
+        """How many labelled training rows each class has: a row for each group of classes."""
+
+    @abstractmethod
+    def asked(self, counts: Tensor) -> Tensor:
+        """The weights v that were asked for, as a table like ``counts``."""
+
+    def learned(self, target: Tensor) -> Self:
+        """The loss with its weights, from training targets."""
+        counts = self.counts(target).double()
+        seen = counts > 0
+        if self.given == "balanced":
+            v = torch.where(seen, 1 / counts.clamp_min(1), 0)
+        else:
+            v = self.asked(counts)
+        total = (v * counts).sum(dim=1, keepdim=True)
+        # Only where every training row has weight 0 is the total 0.
+        w = v * counts.sum(dim=1, keepdim=True) / total.clamp_min(torch.finfo(v.dtype).tiny)
+        if self.given == "balanced":
+            w = torch.where(seen, w, 1)
+        if bool((total == 0).any()):
+            raise ConfigError(
+                "all training rows have weight 0; give a class that has rows a weight above 0"
+            )
+        return replace(self, weights=tuple(map(tuple, w.tolist())), _placed={})
+
+    def table(self, like: Tensor) -> Tensor:
+        """The weights beside ``like``; kept there, since a captured round may not copy to a GPU."""
+        if self.weights is None:
+            raise ConfigError("class weights are learned on a client's rows; make an fgn.Client")
+        place = like.device, like.dtype
+        if place not in self._placed:
+            self._placed[place] = torch.tensor(self.weights, dtype=torch.float64).to(like)
+        return self._placed[place]
+
+
+@dataclass(frozen=True)
+class WeightedCrossEntropy(WeightedLoss):
+    """Cross-entropy, w[y] times that of each row."""
+
+    classes: int = 2
+
+    @staticmethod
+    def weighed(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
+        """One loss per row."""
+        weight = table[:, 0].expand(len(output), -1).gather(1, target[:, None])[:, 0]
+        return weight * F.cross_entropy(output, target, reduction="none")
+
+    @staticmethod
+    def single(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
+        """One number a row."""
+        return WeightedCrossEntropy.weighed(output, target, table)[:, None]
+
+    def counts(self, target: Tensor) -> Tensor:
+        """One group: all classes."""
+        classes = target[known(target)].to(torch.int64)
+        return torch.bincount(classes, minlength=self.classes)[None]
+
+    def asked(self, counts: Tensor) -> Tensor:
+        """As given, one for each class."""
+        return counts.new_tensor(self.given)[None]
+
+
+@dataclass(frozen=True)
+class WeightedBinary(WeightedLoss):
+    """Binary cross-entropy, in which a label's 1 counts as often as its ``pos_weight`` says."""
+
+    labels: int = 1
+
+    @staticmethod
+    def weighed(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
+        """One loss per row: the mean over its labels."""
+        return WeightedBinary.single(output, target, table).mean(dim=1)
+
+    @staticmethod
+    def single(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
+        """A number for each label."""
+        y = target.to(output.dtype).view_as(output)
+        weight = torch.where(y > 0, table[..., 1], table[..., 0])
+        return weight * F.binary_cross_entropy_with_logits(output, y, reduction="none")
+
+    def counts(self, target: Tensor) -> Tensor:
+        """A group for each label: its zeros and its ones."""
+        flat = target.reshape(-1, 1) if self.labels == 1 else positions(target)
+        there = known(flat).sum(dim=0)
+        ones = without_gaps(flat).double().sum(dim=0)
+        return torch.stack([there - ones, ones], dim=1)
+
+    def asked(self, counts: Tensor) -> Tensor:
+        """1 for a zero, ``pos_weight`` for a one."""
+        ones = counts.new_tensor(self.given)
+        return torch.stack([torch.ones_like(ones), ones], dim=1)
+
+
+def checked_weights(name: str, given: Any, count: int) -> Given:
+    """``given`` as weights, or a ConfigError."""
+    if isinstance(given, str) and given == "balanced":
+        return "balanced"
+    numbers: Any = given.tolist() if hasattr(given, "tolist") else given  # an array, a tensor
+    numbers = (numbers,) if isinstance(numbers, (int, float)) and count == 1 else numbers
+    plain = isinstance(numbers, Sequence) and not isinstance(numbers, str)
+    if not plain or len(numbers) != count or not all(map(_usable, numbers)) or not any(numbers):
+        words = "a number" if count == 1 else f"{count} numbers"
+        raise ConfigError(f"{name} must be 'balanced' or {words} >= 0, not all 0, not {given!r}")
+    return tuple(float(number) for number in numbers)
+
+
+def _usable(value: Any) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 <= value < float("inf")
 
 
 def _cross_entropies(output: Tensor, target: Tensor) -> Tensor:

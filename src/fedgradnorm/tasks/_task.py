@@ -23,7 +23,7 @@ from fedgradnorm.tasks._missing import (
     without_gaps,
 )
 from fedgradnorm.tasks._positions import Shape, checked_shape, laid_out, outputs_first
-from fedgradnorm.tasks._row_losses import by_number, by_row, own_loss_problem
+from fedgradnorm.tasks._row_losses import WeightedLoss, by_number, by_row, own_loss_problem
 from fedgradnorm.tasks._split_metrics import (
     Restoring,
     check_metrics,
@@ -32,7 +32,6 @@ from fedgradnorm.tasks._split_metrics import (
     one_number,
     shown_kind,
 )
-from fedgradnorm.tasks._weighted_losses import WeightedLoss
 
 Scores = dict[str, float]
 

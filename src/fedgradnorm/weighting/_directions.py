@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._checks import whole
-from fedgradnorm.weighting._arithmetic import draw, private_generator
-from fedgradnorm.weighting._base import Needs, Signals, Weighting
+from fedgradnorm.weighting._base import Needs, Signals, Weighting, draw, private_generator
 from fedgradnorm.weighting._gradients import make_rule
 from fedgradnorm.weighting._gram import root
 

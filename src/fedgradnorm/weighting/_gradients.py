@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedgradnorm._checks import bounded, one_of, shown, whole
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.weighting._arithmetic import draw, private_generator
+from fedgradnorm.weighting._base import draw, private_generator
 from fedgradnorm.weighting._gram import GramWeighting
 
 CPU = torch.device("cpu")

@@ -22,8 +22,18 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._checks import bounded, one_of, whole
-from fedgradnorm.weighting._arithmetic import MOMENTS, SMALLEST, VANISHED, adam, bounded_exp
-from fedgradnorm.weighting._base import Needs, Signals, Weighting, active_mean, only
+from fedgradnorm.weighting._base import (
+    MOMENTS,
+    SMALLEST,
+    VANISHED,
+    Needs,
+    Signals,
+    Weighting,
+    active_mean,
+    adam,
+    bounded_exp,
+    only,
+)
 
 Rule = Literal["absolute", "squared", "relative", "direct"]
 Optimizer = Literal["adam", "sgd"]

@@ -11,8 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgradnorm.weighting._arithmetic import VANISHED
-from fedgradnorm.weighting._base import Needs, Signals, Weighting
+from fedgradnorm.weighting._base import VANISHED, Needs, Signals, Weighting
 
 log = logging.getLogger("fedgradnorm")
 

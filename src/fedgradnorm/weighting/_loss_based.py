@@ -14,15 +14,18 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._checks import bounded, whole
-from fedgradnorm.weighting._arithmetic import (
+from fedgradnorm.weighting._base import (
     MOMENTS,
+    Needs,
+    Signals,
+    Weighting,
+    active_mean,
     adam,
     draw,
     from_log,
     onto_simplex,
     safe_log,
 )
-from fedgradnorm.weighting._base import Needs, Signals, Weighting, active_mean
 
 TINY_LOSS = 1e-8  # keeps the logarithm of a loss of zero finite, as in the authors' code of FAMO
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgradnorm._checks import bounded, whole
-from fedgradnorm.weighting._arithmetic import onto_simplex
+from fedgradnorm.weighting._base import onto_simplex
 from fedgradnorm.weighting._gram import GramWeighting
 
 ITERATIONS, GAP = 1000, 1e-12

@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.weighting._arithmetic import bounded_exp, safe_log
-from fedgradnorm.weighting._base import Signals, Weighting, only
+from fedgradnorm.weighting._base import Signals, Weighting, bounded_exp, only, safe_log
 from fedgradnorm.weighting._fixed import BySize, Equal, Static
 from fedgradnorm.weighting._gradnorm import GradNorm
 from fedgradnorm.weighting._loss_based import ByLog, InverseFirstLoss, RandomWeights

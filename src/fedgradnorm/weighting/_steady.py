@@ -21,8 +21,15 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._checks import bounded
-from fedgradnorm.weighting._arithmetic import SMALLEST, VANISHED
-from fedgradnorm.weighting._base import Needs, Signals, Weighting, active_mean, only
+from fedgradnorm.weighting._base import (
+    SMALLEST,
+    VANISHED,
+    Needs,
+    Signals,
+    Weighting,
+    active_mean,
+    only,
+)
 
 
 class Steady(Weighting):

@@ -23,9 +23,8 @@ from fedgradnorm._runs.prediction_inputs import given_inputs, raw_inputs
 from fedgradnorm._runs.run import Run
 from fedgradnorm._runs.trained import TrainedClient
 from fedgradnorm.models._dividing import put_parts
-from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._fitting import as_input, with_stem
 from fedgradnorm.models._input_rows import call
-from fedgradnorm.models._stem import in_front
 from fedgradnorm.tasks._answers import in_target_units
 
 
@@ -48,7 +47,7 @@ class Deployed(nn.Module):
         scaled = raw if self.scaling is None else self.scaling.scale_inputs(raw)
         arranged = scaled if self.encoding is None else self.encoding.fields(scaled)
         values = as_input(arranged, self.network, x.device, self.stem)
-        output: Tensor = self.head(call(in_front(self.stem, self.network), values))
+        output: Tensor = self.head(call(with_stem(self.stem, self.network), values))
         return in_target_units(self.client, output)
 
 
