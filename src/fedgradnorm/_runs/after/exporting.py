@@ -29,6 +29,9 @@ from fedgradnorm.models._stem import in_front
 from fedgradnorm.tasks._answers import in_target_units
 
 
+ELSEWHERE = "choose another file"
+
+
 class Deployed(nn.Module):
     """Encoding, scaling, network with the client's statistics, and head, one after the other."""
 
@@ -66,7 +69,7 @@ def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:
     # From here on arrays are in the run's own order of columns.
     ordered = replace(run.clients[name], given_columns=None)
     _check(replace(run, clients={name: ordered}), name, form, program, rows)
-    with writing(target, "choose another file"):
+    with writing(target, ELSEWHERE):
         checkpoint.write_atomically(target, program)
     return target
 
@@ -75,8 +78,9 @@ def _target(name: str, path: str | Path) -> Path:
     """Where the program goes; its ending says in which format."""
     target = Path(path)
     why = "it must end with .pt2 or .onnx" if target.suffix not in FORMATS else ""
-    why = f"there is no folder {target.parent}" if not target.parent.is_dir() else why
-    why = "it is a folder" if target.is_dir() else why
+    with writing(target, ELSEWHERE):
+        why = f"there is no folder {target.parent}" if not target.parent.is_dir() else why
+        why = "it is a folder" if target.is_dir() else why
     if why:
         raise ConfigError(f"client {name!r} cannot be exported to {target}: {why}")
     FORMATS[target.suffix].check()
