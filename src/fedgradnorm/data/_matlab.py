@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._arrays import client_from_arrays
-from fedgradnorm.data._files.rows import missing_name, usable
+from fedgradnorm.data._arrays import How, client_from_arrays, scaled
+from fedgradnorm.data._files.tables import missing_name, usable
 from fedgradnorm.data._paths import is_file
-from fedgradnorm.data._pooled import How, scaled
 from fedgradnorm.tasks._task import Task
 
 Matrix = NDArray[np.float64]

@@ -135,7 +135,7 @@ def _from_files(
         if progress:
             progress(number, len(tables))
     if pooled:
-        from fedgradnorm.data._pooled import standardized_together
+        from fedgradnorm.data._arrays import standardized_together
 
         for place, client in zip(
             pooled, standardized_together([made[i] for i in pooled]), strict=True

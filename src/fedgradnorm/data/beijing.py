@@ -20,14 +20,12 @@ from numpy.typing import NDArray
 from fedgradnorm._checks import number, shown, whole
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError, choose
-from fedgradnorm.data._arrays import random_generator
+from fedgradnorm.data._arrays import How, random_generator, scaled
 from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
-from fedgradnorm.data._files.reading import numbers
-from fedgradnorm.data._files.rows import each, text_of
-from fedgradnorm.data._files.tables import Cells, read_table
+from fedgradnorm.data._files.loading import numbers
+from fedgradnorm.data._files.tables import Cells, each, read_table, text_of
 from fedgradnorm.data._metrics import auc
 from fedgradnorm.data._paths import find_data
-from fedgradnorm.data._pooled import How, scaled
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification, regression
 from fedgradnorm.tasks._task import Task

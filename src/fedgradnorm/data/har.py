@@ -16,10 +16,9 @@ import numpy as np
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._arrays import client_from_arrays
+from fedgradnorm.data._arrays import How, client_from_arrays, scaled
 from fedgradnorm.data._files.archives import read_arrays
 from fedgradnorm.data._paths import find_data
-from fedgradnorm.data._pooled import How, scaled
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification
 

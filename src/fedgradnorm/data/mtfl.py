@@ -28,9 +28,8 @@ from fedgradnorm._errors import DataError, choose
 from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
 from fedgradnorm.data._cache import cached, fingerprint
 from fedgradnorm.data._face_clients import Allocation, check_enough, face_clients, task_sizes
-from fedgradnorm.data._files.rows import number_of
-from fedgradnorm.data._files.tables import read_table
-from fedgradnorm.data._images import Box, all_inside, crop_resize, decode_grey, to_crop
+from fedgradnorm.data._files.images import Box, all_inside, crop_resize, decode_grey, to_crop
+from fedgradnorm.data._files.tables import number_of, read_table
 from fedgradnorm.data._paths import find_data, user_path
 from fedgradnorm.data._source import Source
 

@@ -15,11 +15,10 @@ import numpy as np
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import DataError, choose
-from fedgradnorm.data._arrays import held_out
-from fedgradnorm.data._files.rows import usable
+from fedgradnorm.data._arrays import How, held_out, scaled
+from fedgradnorm.data._files.tables import usable
 from fedgradnorm.data._matlab import check_numbers, read_matlab
 from fedgradnorm.data._paths import find_data
-from fedgradnorm.data._pooled import How, scaled
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import regression
 

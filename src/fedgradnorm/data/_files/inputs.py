@@ -11,18 +11,19 @@ import pandas as pd
 
 from fedgradnorm._checks import bounded, one_of, shown
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._files.columns import (
+from fedgradnorm.data._files.encoding import (
     GAPS,
     PARTS,
     CategoryColumn,
     Column,
     DateColumn,
+    Encoding,
     Gaps,
     IdColumn,
     NumberColumn,
     StepColumn,
+    check_ids,
 )
-from fedgradnorm.data._files.encoding import Encoding, check_ids
 from fedgradnorm.tasks._labels.label_map import LabelMap
 
 Columns = str | Sequence[str]

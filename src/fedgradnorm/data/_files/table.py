@@ -21,19 +21,23 @@ from fedgradnorm._checks import flag, shown
 from fedgradnorm._client import Client
 from fedgradnorm._columns import is_frame
 from fedgradnorm._errors import ConfigError, DataError, choose
-from fedgradnorm.data._arrays import Loaded, Standardize
+from fedgradnorm.data._arrays import Loaded, Standardize, standardized_together
 from fedgradnorm.data._bad_rows import BadRows, OnBad
 from fedgradnorm.data._files.archives import Arrays
 from fedgradnorm.data._files.images import Images
 from fedgradnorm.data._files.inputs import Columns, Inputs, names
-from fedgradnorm.data._files.loading import load
-from fedgradnorm.data._files.reading import Reader
-from fedgradnorm.data._files.rows import text_of
+from fedgradnorm.data._files.loading import Reader, load
 from fedgradnorm.data._files.splitting import Split
-from fedgradnorm.data._files.tables import TABLE_SUFFIXES, Form, is_place, is_there, read_table
+from fedgradnorm.data._files.tables import (
+    TABLE_SUFFIXES,
+    Form,
+    is_place,
+    is_there,
+    read_table,
+    text_of,
+)
 from fedgradnorm.data._files.target import Target
 from fedgradnorm.data._paths import ENV, user_path
-from fedgradnorm.data._pooled import standardized_together
 from fedgradnorm.data._source import FILES, Source
 from fedgradnorm.models._networks import ACTIVATIONS, mlp
 from fedgradnorm.tasks._kind import KINDS
