@@ -54,7 +54,7 @@ class Deployed(nn.Module):
         """What ``run.predict(..., outputs=True)`` gives."""
         raw = x if self.encoding is None else self.encoding.encode(x)
         scaled = raw if self.scaling is None else self.scaling.scale_inputs(raw)
-        arranged = scaled if self.encoding is None else self.encoding.fields(scaled)
+        arranged = scaled if self.encoding is None else self.encoding.arranged(scaled)
         values = as_input(arranged, self.network, x.device, self.stem)
         output: Tensor = self.head(call(in_front(self.stem, self.network), values))
         return in_target_units(self.client, output)
@@ -172,7 +172,7 @@ def _made_up(run: Run, name: str) -> Tensor:
 def _row_form(run: Run, name: str) -> list[int] | None:
     """The shape of a row, where it is known; a ConfigError unless a row is one tensor."""
     row, encoding = run.manifest["clients"][name].get("inputs"), run.clients[name].encoding
-    if encoding.has_steps if encoding is not None else isinstance(row, dict):
+    if encoding is None and isinstance(row, dict):
         raise ConfigError(
             f"client {name!r} cannot be exported: its rows are named inputs or sequences, and a "
             "program takes one table of numbers; use run.predict, or run.networks and run.heads"

@@ -1,7 +1,7 @@
-"""Raw columns of a client as what its network takes: numbers, named inputs, ids, sequences.
+"""Raw columns of a client as what its network takes: numbers, named inputs, ids.
 
-What an encoding needs is learned on training rows. Named inputs and sequences are made last, from
-scaled numbers, so that scaling knows nothing of them.
+What an encoding needs is learned on training rows. Named inputs are made last, from scaled numbers,
+so that scaling knows nothing of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedgradnorm.data._files.tables import (
     text_of,
     usable,
 )
-from fedgradnorm.models._input_rows import Fields, Inputs, Sequences
+from fedgradnorm.models._input_rows import Fields, Inputs
 from fedgradnorm.tasks._labels.label_map import LabelMap
 
 if TYPE_CHECKING:
@@ -275,50 +275,8 @@ class IdColumn(Column):
         return code[:, None]
 
 
-@dataclass(frozen=True)
-class StepColumn(Column):
-    """No input: it says which sequence a row is a step of, or where in it the step stands.
-
-    ``role`` is "sequence" or "order". A code of the first is the place of the sequence among those
-    that the rows tell of; one of the second is a number, or seconds since 1970.
-    """
-
-    role: str = "sequence"
-
-    kind: ClassVar[str] = "step"
-    fillable: ClassVar[bool] = False
-
-    def code(self, cell: Any) -> float:
-        """The place in an order: a number, or a date."""
-        value = number_of(cell)
-        if math.isnan(value):
-            try:
-                value = seconds(cell, None)
-            except (ValueError, TypeError, OverflowError, AttributeError):
-                value = math.nan
-        if math.isfinite(value):
-            return value
-        raise ValueError("neither a number nor a date like 2016-03-01")
-
-    def read(self, cells: Any) -> NDArray[Any]:
-        """Sequences numbered as they appear, or the places in their order."""
-        if self.role != "sequence":
-            return super().read(cells)
-        texts = each(text_of, cells_of(cells))
-        numbers = {text: float(place) for place, text in enumerate(dict.fromkeys(texts))}
-        return np.array([numbers[text] if text else np.nan for text in texts])
-
-    def values(self, code: Tensor, gap: Tensor) -> Tensor:  # noqa: ARG002
-        """Nothing."""
-        return code.new_zeros(len(code), 0)
-
-    def parts(self) -> list[str]:
-        """None."""
-        return []
-
-
 _KINDS: dict[str, type[Column]] = {
-    kind.kind: kind for kind in (NumberColumn, CategoryColumn, DateColumn, IdColumn, StepColumn)
+    kind.kind: kind for kind in (NumberColumn, CategoryColumn, DateColumn, IdColumn)
 }
 
 
@@ -327,7 +285,7 @@ def column_from(table: Mapping[str, Any]) -> Column:
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
     made: Column = _KINDS[given.pop("kind")](**given)
     texts = [made.name, *getattr(made, "categories", ()), *getattr(made, "shown_parts", ())]
-    texts += [made.group or "", getattr(made, "role", "")]
+    texts += [made.group or ""]
     if not all(isinstance(text, str) for text in texts) or made.gaps not in GAPS:
         raise ValueError(f"column {shown(made.name)}")
     numbers = [getattr(made, "fill", 0.0), getattr(made, "period", None) or 1.0]
@@ -441,52 +399,28 @@ class Encoding:
     @property
     def flat(self) -> bool:
         """Whether the scaled numbers are the network's input as they are."""
-        return not any(c.group or isinstance(c, IdColumn | StepColumn) for c in self.columns)
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether a row is a step of a sequence."""
-        return any(isinstance(column, StepColumn) for column in self.columns)
+        return not any(c.group or isinstance(c, IdColumn) for c in self.columns)
 
     @property
     def scalable(self) -> list[bool]:
         """Of each number of an encoded row, whether it may be scaled: ids may not."""
         return [not isinstance(c, IdColumn) for c in self.columns for _ in c.names()]
 
-    def arranged(self, numbers: Tensor, codes: Tensor) -> Inputs:
-        """Scaled numbers of rows, or of steps, as what the network takes."""
+    def arranged(self, numbers: Tensor) -> Inputs:
+        """Scaled numbers [rows, features] as what the network takes; ids are whole numbers."""
         if self.flat:
             return numbers
-        parts: dict[str | None, Any] = dict(self.divided(numbers))
-        if self.has_steps:
-            rows = step_rows(self.columns, codes)
-            parts = {name: Sequences([part[at] for at in rows]) for name, part in parts.items()}
-        return _inputs(parts)
-
-    def without_steps(self) -> Encoding:
-        """The encoding of the inputs alone, for rows whose steps are known otherwise."""
-        return Encoding(tuple(c for c in self.columns if not isinstance(c, StepColumn)))
-
-    def divided(self, numbers: Tensor) -> dict[str | None, Tensor]:
-        """Numbers [..., features] by the names of the inputs; None is that of one without.
-
-        Ids are whole numbers. A step that is one id has no axis for it, as networks take tokens.
-        """
-        columns = self.without_steps().columns
-        every = numbers.split([len(column.names()) for column in columns], dim=-1)
-        parts = {column.name: part for column, part in zip(columns, every, strict=True)}
-        found = {}
-        for name, members in _groups(columns).items():
+        names = [column.name for column in self.columns]
+        widths = [len(column.names()) for column in self.columns]
+        parts = dict(zip(names, numbers.split(widths, dim=-1), strict=True))
+        found: dict[str | None, Any] = {}
+        for name, members in _groups(self.columns).items():
             whole = torch.cat([parts[column.name] for column in members], dim=-1)
-            if isinstance(members[0], IdColumn):
-                whole = whole.to(torch.int64)
-                whole = whole[..., 0] if self.has_steps and len(members) == 1 else whole
-            found[name] = whole
-        return found
-
-    def fields(self, numbers: Tensor) -> Inputs:
-        """Numbers [rows, features] as what the network takes."""
-        return _inputs(self.divided(numbers))
+            found[name] = whole.to(torch.int64) if isinstance(members[0], IdColumn) else whole
+        if None in found:
+            one: Inputs = found[None]
+            return one
+        return Fields({str(name): part for name, part in found.items()})
 
     def codes(self, x: Any, where: str) -> Tensor:
         """The codes of raw rows; a DataError names the row and the column that cannot be read.
@@ -543,19 +477,6 @@ def check_ids(columns: Sequence[Column]) -> None:
             )
 
 
-def step_rows(columns: Sequence[Column], codes: Tensor) -> list[Tensor]:
-    """Which rows are each sequence's steps, in their order; sequences as they appear."""
-    places = {c.role: i for i, c in enumerate(columns) if isinstance(c, StepColumn)}
-    which = codes[:, places["sequence"]].tolist()
-    first = {value: place for place, value in enumerate(dict.fromkeys(which))}
-    number = torch.tensor([first[value] for value in which])
-    order = torch.arange(len(codes))
-    if "order" in places:
-        order = torch.argsort(codes[:, places["order"]], stable=True)
-    order = order[torch.argsort(number[order], stable=True)]
-    return list(order.split(torch.bincount(number).tolist()))
-
-
 def tell_unknown(
     column: Column, texts: NDArray[Any], codes: NDArray[np.float64], where: str
 ) -> None:
@@ -577,17 +498,8 @@ def _groups(columns: Sequence[Column]) -> dict[str | None, list[Column]]:
     """The input columns of each named input; of None where there is one without a name."""
     found: dict[str | None, list[Column]] = {}
     for column in columns:
-        if not isinstance(column, StepColumn):
-            found.setdefault(column.group, []).append(column)
+        found.setdefault(column.group, []).append(column)
     return found
-
-
-def _inputs(parts: Mapping[str | None, Any]) -> Inputs:
-    """One input without a name, or several with one."""
-    if None in parts:
-        one: Inputs = parts[None]
-        return one
-    return Fields({str(name): part for name, part in parts.items()})
 
 
 def _read(column: Column, cells: pd.Series, where: str) -> NDArray[np.float64]:
@@ -596,15 +508,10 @@ def _read(column: Column, cells: pd.Series, where: str) -> NDArray[np.float64]:
         return np.full(len(cells), np.nan)
     read = column.read(cells)
     codes = column.coded(read)
-    sequence = isinstance(column, StepColumn) and column.role == "sequence"
     gaps = np.flatnonzero(np.isnan(codes)).tolist()
     plain = cells_of(cells) if gaps else []
     for row in gaps:
         place = f"{where}: row {row} of x"
-        if sequence:
-            raise DataError(
-                f"{place}, column {column.name!r} is empty; it says which sequence a row belongs to"
-            )
         if why := column.wrong(plain[row]):
             raise DataError(f"{place}, column {column.name!r} {why}")
         if not column.allows_gaps:

@@ -28,7 +28,6 @@ from fedgradnorm.data._files.encoding import (
     CategoryColumn,
     Column,
     Encoding,
-    step_rows,
     tell_unknown,
 )
 from fedgradnorm.data._files.images import Images
@@ -115,7 +114,7 @@ class Reader:
         if lengths or any(target.form for target in self.targets.values()):
             raise ConfigError(
                 f"{named}: {'lengths' if lengths else 'shape'} is for arrays in an .npz file; "
-                "leave it out, and say of a table which column tells sequences apart: sequence"
+                "leave it out"
             )
         self.check_columns()
         return self._read_table(path, bad) if self.folder is None else self._read_images(path, bad)
@@ -176,15 +175,15 @@ class Reader:
         plan, wanted = self.plan, None
         if self.inputs is not None:
             there = [name for name in self.inputs if name not in plan.without]
-            wanted = [*there, *plan.steps, *self.columns, *self.marks]
+            wanted = [*there, *self.columns, *self.marks]
         table = read_table(path, wanted, bad, self.form)
-        for name in (*self.columns, *self.marks, *plan.steps):
+        for name in (*self.columns, *self.marks):
             if name not in table.frame:
                 raise missing_name(bad.source, "column", name, table.frame)
         inputs = self.inputs
         if inputs is None:
             beside = {*self.columns, *self.form.where, *(set(self.marks) - plan.named())}
-            inputs = tuple(n for n in table.frame if n not in beside and n not in plan.steps)
+            inputs = tuple(n for n in table.frame if n not in beside)
         if not inputs:
             raise DataError(
                 f"{bad.source}: no input columns beside the targets {list(self.columns)}"
@@ -194,8 +193,7 @@ class Reader:
         x = pd.DataFrame({name: pd.Series(v, dtype=v.dtype) for name, v in read.items()})
         y = self.targets_of(table)
         marks = table.marks(self.marks, self.form.free)
-        rows = FileRows(x, y, table.places, marks, inputs=inputs)
-        return joined_steps(rows, columns) if plan.sequence else rows
+        return FileRows(x, y, table.places, marks, inputs=inputs)
 
     def targets_of(self, table: Cells) -> dict[str, Any]:
         """The targets of each task: label texts of its one column, or the numbers of all.
@@ -227,8 +225,6 @@ def _read_column(table: Cells, column: Column) -> NDArray[Any]:
     for i in np.flatnonzero(empty).tolist():
         if why := column.wrong(cells[i]):
             places.report(i, f"column {column.name!r} {why}")
-        elif getattr(column, "role", "") == "sequence":
-            places.report(i, f"column {column.name!r}, which tells sequences apart, is empty")
         elif not column.allows_gaps:
             filled = "fill such cells with missing='mean'" if column.fillable else ""
             places.report(i, f"column {column.name!r} is empty or NaN", filled)
@@ -246,56 +242,6 @@ def numbers(table: Cells, name: str) -> NDArray[np.float64]:
             table.places.report(i, f"column {name!r} is {shown(cells[i])}, {why}")
             values[i] = np.nan
     return values
-
-
-def joined_steps(rows: FileRows, columns: Sequence[Column]) -> FileRows:
-    """A row for each sequence; it is known by the number of the first row of the file it has.
-
-    A step that cannot be used makes its sequence one that cannot. The label of a sequence is the
-    one that its rows have; rows without one, such as all but the last, say nothing.
-    """
-    places = [i for i, column in enumerate(columns) if column.kind == "step"]
-    codes = torch.from_numpy(np.array(rows.x.iloc[:, places], dtype=np.float64))
-    steps = [at.numpy() for at in step_rows([columns[i] for i in places], codes)]
-    first = [int(at.min()) for at in steps]
-    reasons, numbers = rows.places.bad.reasons, rows.places.numbers
-    on_bad: OnBad = "drop" if rows.places.bad.on_bad == "drop" else "error"
-    bad: BadRows[int] = BadRows(on_bad, rows.places.bad.source)
-    (sequence,) = [c.name for c in columns if getattr(c, "role", "") == "sequence"]
-    for at, begin in zip(steps, first, strict=True):
-        wrong = next((reasons[numbers[i]] for i in at if numbers[i] in reasons), None)
-        if wrong is not None:
-            bad.reasons[numbers[begin]] = wrong
-    return FileRows(
-        rows.x,
-        {key: _sequence_targets(rows, y, steps, sequence) for key, y in rows.y.items()},
-        replace(rows.places.at(first), bad=bad),
-        {name: [cells[i] for i in first] for name, cells in rows.marks.items()},
-        steps,
-        inputs=rows.inputs,
-    )
-
-
-def _sequence_targets(
-    rows: FileRows, y: NDArray[Any], steps: Sequence[NDArray[np.int64]], sequence: str
-) -> NDArray[Any]:
-    """The one target of each sequence."""
-    table = y.reshape(len(y), -1)
-    none: Any = "" if y.dtype == object else np.nan
-    found = np.full((len(steps), table.shape[1]), none, dtype=y.dtype)
-    for row, at in enumerate(steps):
-        for k in range(table.shape[1]):
-            labels = [v for v in table[at, k].tolist() if v != "" and v == v]  # NaN is not itself
-            distinct = list(dict.fromkeys(labels))
-            if len(distinct) > 1:
-                raise DataError(
-                    f"{rows.places.where(int(at.min()))}: the sequence that begins here (column "
-                    f"{sequence!r}) has the targets {shown(distinct[0])} and {shown(distinct[1])}; "
-                    "a sequence has one, in each of its rows or in some of them"
-                )
-            if distinct:
-                found[row, k] = distinct[0]
-    return found.reshape(len(steps), *y.shape[1:])
 
 
 def load(
@@ -455,7 +401,7 @@ def encoded(
     scaling = _input_scaling(name, encoding, numbers["train"], standardize)
     if scaling is not None:
         numbers = {part: scaling.scale_inputs(own) for part, own in numbers.items()}
-    arranged = {part: encoding.arranged(own, codes[part]) for part, own in numbers.items()}
+    arranged = {part: encoding.arranged(own) for part, own in numbers.items()}
     left: Standardize = False if standardize in (False, "inputs") else "targets"
     return Encoded(arranged, encoding, left, scaling, arranged=standardize is True)
 
@@ -463,7 +409,7 @@ def encoded(
 def _input_scaling(
     name: str, encoding: Encoding, numbers: Tensor, standardize: Standardize
 ) -> Scaling | None:
-    """Mean and deviation of the training rows' or steps' numbers; ids are left as they are."""
+    """Mean and deviation of the training rows' numbers; ids are left as they are."""
     if standardize not in (True, "inputs") or not any(encoding.scalable):
         return None
     try:

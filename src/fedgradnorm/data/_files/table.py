@@ -212,7 +212,7 @@ class Table:
         )
         if reader.folder is not None and not reader.plan.plain:
             raise ConfigError(
-                f"client {name!r}: categories, dates, cyclic, missing, without, ids, sequence and "
+                f"client {name!r}: categories, dates, cyclic, missing, without, ids and "
                 "named inputs are for columns of numbers and texts; leave them out where inputs "
                 "are images"
             )

@@ -81,25 +81,22 @@ class FileRows:
     ``x`` is an array, rows that are read batch by batch, or of a table a frame: of each input
     column the numbers or, for categories, the texts. ``y`` has the targets of each task: a table of
     numbers, or label texts; what nobody labelled is NaN or an empty text. ``marks`` are the cells
-    of columns that decide the split. Where a row is a sequence, ``steps`` says which rows of ``x``
-    are its steps. ``label_texts`` are what the numbers in ``y`` of a task stand for, where every
-    position of a row has a label.
+    of columns that decide the split. ``label_texts`` are what the numbers in ``y`` of a task stand
+    for, where every position of a row has a label.
     """
 
     x: Any
     y: Mapping[str, Any]
     places: Places
     marks: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    steps: Sequence[NDArray[np.int64]] | None = None
     label_texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     inputs: tuple[str, ...] | None = None
 
     def inputs_at(self, index: NDArray[np.int64]) -> Any:
-        """The inputs of some rows, or all their steps, one after the other."""
+        """The inputs of some rows."""
         if isinstance(self.x, Streamed):  # of which none is read here
             return Streamed(self.x.feed.subset(index))
-        at = index if self.steps is None else np.concatenate([self.steps[i] for i in index])
-        return self.x.iloc[at] if isinstance(self.x, pd.DataFrame) else self.x[at]
+        return self.x.iloc[index] if isinstance(self.x, pd.DataFrame) else self.x[index]
 
     def good(self) -> NDArray[np.int64]:
         """Positions of the rows that can be used."""
