@@ -12,7 +12,7 @@ import torch
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._files.encoding import Encoding
-from fedgradnorm.data._scaling import Scaling
+from fedgradnorm.data._scaling import Scaling, moments_with_gaps
 from fedgradnorm.models._input_rows import Composite, Inputs
 from fedgradnorm.models._streamed.rows import Streamed, all_targets, changed, subset
 from fedgradnorm.tasks._task import Task
@@ -226,8 +226,6 @@ def _held_out_rows(name: str, size: int, split: str, share: float, there: bool) 
 
 How = Literal["pooled", "own", "none"]
 
-WAYS = ("pooled", "own", "none")
-
 
 def scaled(clients: Sequence[Client], how: How) -> list[Client]:
     """The clients with inputs of mean 0 and deviation 1, in single precision.
@@ -235,18 +233,16 @@ def scaled(clients: Sequence[Client], how: How) -> list[Client]:
     ``"pooled"`` learns means and deviations on the training rows of all of them together, so that
     a number means the same to each; ``"own"`` on each client's own; ``"none"`` changes nothing.
     """
-    choose(how, WAYS, "scaling")
+    choose(how, ("pooled", "own", "none"), "scaling")
     if how == "none":
         return [_rescaled(client, None) for client in clients]
     if how == "own":
         return [_rescaled(client, Scaling.fit(*client.train)) for client in clients]
-    inputs = torch.cat([torch.as_tensor(client.train[0]) for client in clients])
-    together = Scaling.fit(inputs, inputs)
-    return [_rescaled(client, together) for client in clients]
+    return standardized_together(clients)
 
 
 def standardized_together(clients: Sequence[Client]) -> list[Client]:
-    """Clients from files with inputs standardised by the training rows of all of them.
+    """Clients with inputs standardised by the training rows of all of them.
 
     A column that a client does not have counts for nothing, and is 0 there. Targets stay as each
     client's own scaling left them.
@@ -259,29 +255,13 @@ def standardized_together(clients: Sequence[Client]) -> list[Client]:
                 f"of {clients[0].name!r} {tuple(tables[0].shape[1:])}; standardize = 'pooled' "
                 "needs the same inputs at all clients"
             )
-    gone = [_absent(client, x.shape[1]) for client, x in zip(clients, tables, strict=True)]
-    together = Scaling.fit(torch.cat(tables), torch.zeros(0))
-    mean, deviation = together.input_mean, together.input_std
-    assert mean is not None
-    assert deviation is not None
-    for k in torch.stack(gone).any(0).nonzero()[:, 0].tolist():
-        own = [x[:, k] for x, one in zip(tables, gone, strict=True) if not one[k]]
-        if own:
-            column = torch.cat(own)[:, None]
-            learned = Scaling.fit(column, column)
-            assert learned.input_mean is not None
-            assert learned.input_std is not None
-            mean[k], deviation[k] = learned.input_mean[0], learned.input_std[0]
-    shape = (-1, *[1] * (mean.ndim - 1))
+    gone = torch.stack([_absent(client, x) for client, x in zip(clients, tables, strict=True)])
+    unknown = gone & ~gone.all(0)  # at others there are values
+    known = [torch.where(own, torch.nan, x) for own, x in zip(unknown, tables, strict=True)]
+    mean, deviation = moments_with_gaps(torch.cat(known), "x")
     return [
-        _rescaled(
-            client,
-            Scaling(
-                torch.where(one.view(shape), 0.0, mean),
-                torch.where(one.view(shape), 1.0, deviation),
-            ),
-        )
-        for client, one in zip(clients, gone, strict=True)
+        _rescaled(client, Scaling(mean.where(~own, 0.0), deviation.where(~own, 1.0)))
+        for client, own in zip(clients, gone, strict=True)
     ]
 
 
@@ -295,9 +275,9 @@ def _plain_inputs(client: Client) -> torch.Tensor:
     return x
 
 
-def _absent(client: Client, width: int) -> torch.Tensor:
+def _absent(client: Client, x: torch.Tensor) -> torch.Tensor:
     """Which numbers of a row come from columns that the client does not have."""
-    gone = torch.zeros(width, dtype=torch.bool)
+    gone = torch.zeros(x.shape[1], *[1] * (x.ndim - 2), dtype=torch.bool)
     if isinstance(client.encoding, Encoding):
         columns = client.encoding.columns
         gone[:] = torch.tensor([column.absent for column in columns for _ in column.names()])
@@ -324,3 +304,21 @@ def _rescaled(client: Client, inputs: Scaling | None) -> Client:
     else:
         scaling = {key: merged((own or {}).get(key)) for key in client.tasks}
     return replace(with_splits(client, splits), scaling=scaling)
+
+
+def chosen(what: str, given: Any, known: Sequence[Any]) -> list[Any]:
+    """Some of what a data set has, by name or number; None means all."""
+    names = [given] if isinstance(given, str) else known if given is None else given
+    if not isinstance(names, Sequence) or not names:
+        raise ConfigError(
+            f"{what} must be a list of at least one, from {known[0]!r} to {known[-1]!r}, "
+            f"not {given!r}"
+        )
+    for one in names:
+        if isinstance(known[0], str):
+            choose(str(one), known, what.removesuffix("s"))
+        elif isinstance(one, bool) or one not in known:
+            raise ConfigError(f"{what}: {one!r} is none of {known[0]} .. {known[-1]}")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{what}: one stands twice in {list(names)}; name each once")
+    return list(names)

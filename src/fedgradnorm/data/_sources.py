@@ -126,8 +126,6 @@ def _from_files(
         what = f"client {given['name']!r} of data source 'files'"
         check_options(what, given, options_of(function))
         together = given.get("standardize") == "pooled"
-        if together:
-            given["standardize"] = _beside_pooled(given)
         for client in _call(what, partial(function, **given)):
             if together:
                 pooled.append(len(made))
@@ -142,13 +140,6 @@ def _from_files(
         ):
             made[place] = client
     return [row for client in made for row in client.rows]
-
-
-def _beside_pooled(given: Mapping[str, Any]) -> str | bool:
-    """What each client standardises itself where inputs are pooled over several tables."""
-    tasks = given.get("tasks")
-    kinds = [t.get("task") for t in tasks.values()] if isinstance(tasks, Mapping) else []
-    return "targets" if "regression" in (*kinds, given.get("task")) else False
 
 
 def _call(what: str, function: Callable[[], Any]) -> Any:

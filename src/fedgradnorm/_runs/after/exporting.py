@@ -10,7 +10,6 @@ import io
 import json
 import logging
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -65,15 +64,15 @@ def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:
     choose(name, run.clients, "client")
     target = _target(name, path)
     rows = _made_up(run, name) if x is None else _given(run, name, x)
-    form = FORMATS[target.suffix]
+    write, read = FORMATS[target.suffix]
     deployed = Deployed(run.clients[name], run.network_of(name))
     try:
-        program = form.written(deployed, rows, _columns(run.clients[name]))
+        program = write(deployed, rows, _columns(run.clients[name]))
     except Exception as error:  # whatever a network does that cannot be written down
         raise _impossible(name, error) from error
     # From here on arrays are in the run's own order of columns.
     ordered = replace(run.clients[name], given_columns=None)
-    _check(replace(run, clients={name: ordered}), name, form, program, rows)
+    _check(replace(run, clients={name: ordered}), name, read, program, rows)
     with writing(target, ELSEWHERE):
         checkpoint.write_atomically(target, program)
     return target
@@ -88,7 +87,12 @@ def _target(name: str, path: str | Path) -> Path:
         why = "it is a folder" if target.is_dir() else why
     if why:
         raise ConfigError(f"client {name!r} cannot be exported to {target}: {why}")
-    FORMATS[target.suffix].check()
+    lost = [package for package in ONNX if target.suffix == ".onnx" and find_spec(package) is None]
+    if lost:
+        raise ConfigError(
+            f"an .onnx file needs {lost[0]}; install it with: pip install 'fedgradnorm[onnx]', or "
+            "write a .pt2 file"
+        )
     return target
 
 
@@ -99,10 +103,10 @@ def _columns(client: TrainedClient) -> str:
     return json.dumps([{"kind": "number", "name": name} for name in client.columns or ()])
 
 
-def _check(run: Run, name: str, form: Format, program: bytes, rows: Tensor) -> None:
+def _check(run: Run, name: str, read: Reading, program: bytes, rows: Tensor) -> None:
     """A ModelError unless the program, read back, answers as the run does, for one row too."""
     try:
-        answer = form.read(program)
+        answer = read(program)
         for part in (rows, rows[:1]):
             expected = run.predict(name, part, outputs=True)
             _compare(name, answer(part), torch.as_tensor(expected))
@@ -191,85 +195,53 @@ def _made_up_codes(column: dict[str, Any]) -> Tensor:
 
 
 Answering = Callable[[Tensor], Tensor]
+Reading = Callable[[bytes], Answering]
+
+ONNX = ("onnx", "onnxscript", "onnxruntime")
+"""What an .onnx file needs."""
 
 
-class Format(ABC):
-    """How a module is written as a program for any number of rows, and read back."""
-
-    needs: tuple[str, ...] = ()
-
-    def check(self) -> None:
-        """A ConfigError where a package is missing."""
-        for package in self.needs:
-            if find_spec(package) is None:
-                raise ConfigError(
-                    f"an .onnx file needs {package}; install it with: "
-                    "pip install 'fedgradnorm[onnx]', or write a .pt2 file"
-                )
-
-    @abstractmethod
-    def written(self, module: nn.Module, rows: Tensor, columns: str) -> bytes:
-        """The program as the bytes of its file."""
-
-    @abstractmethod
-    def read(self, program: bytes) -> Answering:
-        """The program, ready to run."""
+def _as_pt2(module: nn.Module, rows: Tensor, columns: str) -> bytes:
+    """A program of torch.export; ``columns`` is among its extra files."""
+    file = io.BytesIO()
+    program = torch.export.export(module, (rows,), dynamic_shapes=_any_rows(), strict=False)
+    torch.export.save(program, file, extra_files={"columns.json": columns})
+    return file.getvalue()
 
 
-class Pt2(Format):
-    """torch.export."""
-
-    def written(self, module: nn.Module, rows: Tensor, columns: str) -> bytes:
-        """The exported program; ``columns`` is among its extra files."""
-        file = io.BytesIO()
-        program = torch.export.export(module, (rows,), dynamic_shapes=_any_rows(), strict=False)
-        torch.export.save(program, file, extra_files={"columns.json": columns})
-        return file.getvalue()
-
-    def read(self, program: bytes) -> Answering:
-        """The program as a module."""
-        answer: Answering = torch.export.load(io.BytesIO(program)).module()
-        return answer
+def _read_pt2(program: bytes) -> Answering:
+    answer: Answering = torch.export.load(io.BytesIO(program)).module()
+    return answer
 
 
-class Onnx(Format):
-    """torch.onnx, run by onnxruntime; the input is ``x``, the output ``y``."""
-
-    needs = ("onnx", "onnxscript", "onnxruntime")
-
-    def written(self, module: nn.Module, rows: Tensor, columns: str) -> bytes:
-        """The ONNX model; ``columns`` is among its metadata."""
-        with _quiet():
-            program = torch.onnx.export(
-                module,
-                (rows,),
-                dynamo=True,
-                dynamic_shapes=_any_rows(),
-                input_names=["x"],
-                output_names=["y"],
-                verbose=False,
-            )
-            assert program is not None
-            model: Any = program.model_proto
-        model.metadata_props.add(key="columns", value=columns)
-        content: bytes = model.SerializeToString()
-        return content
-
-    def read(self, program: bytes) -> Answering:
-        """The model in a session of onnxruntime, on the CPU."""
-        import onnxruntime
-
-        session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
-
-        def answer(x: Tensor) -> Tensor:
-            (y,) = session.run(None, {"x": x.numpy()})
-            return torch.from_numpy(y)
-
-        return answer
+def _as_onnx(module: nn.Module, rows: Tensor, columns: str) -> bytes:
+    """A model with input ``x`` and output ``y``; ``columns`` is among its metadata."""
+    with _quiet():
+        program = torch.onnx.export(
+            module, (rows,), dynamo=True, dynamic_shapes=_any_rows(), input_names=["x"],
+            output_names=["y"], verbose=False,
+        )  # fmt: skip
+        assert program is not None
+        model: Any = program.model_proto
+    model.metadata_props.add(key="columns", value=columns)
+    content: bytes = model.SerializeToString()
+    return content
 
 
-FORMATS: dict[str, Format] = {".pt2": Pt2(), ".onnx": Onnx()}
-"""By the ending of the file."""
+def _read_onnx(program: bytes) -> Answering:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
+
+    def answer(x: Tensor) -> Tensor:
+        (y,) = session.run(None, {"x": x.numpy()})
+        return torch.from_numpy(y)
+
+    return answer
+
+
+FORMATS = {".pt2": (_as_pt2, _read_pt2), ".onnx": (_as_onnx, _read_onnx)}
+"""How a program is written and read back, by the ending of its file."""
 
 
 def _any_rows() -> dict[str, Any]:

@@ -126,22 +126,23 @@ class Table:
 
     def clients(self, name: str, *, per: str | None = None, seed: int = 0) -> list[Client]:
         """A client, or with ``per`` one for each value of that column, called ``NAME-VALUE``."""
-        pooled = self.standardize == "pooled"
-        table = replace(self, standardize=self.beside_pooled) if pooled else self
+        made = self.unpooled(name, per, seed)
+        return standardized_together(made) if self.standardize == "pooled" else made
+
+    def unpooled(self, name: str, per: str | None, seed: int) -> list[Client]:
+        """The same clients, with inputs that are to be pooled as they are in the files."""
+        table = self
+        if self.standardize == "pooled":
+            targets = [self.target] if isinstance(self.target, Target) else self.target.values()
+            real = any(one.task == "regression" for one in targets)
+            table = replace(self, standardize="targets" if real else False)
         tables = {name: table} if per is None else table._per(name, per)
         read: dict[Any, Any] = {}  # each file is read once for all of them
-        made = [one.loaded(key, seed, read).client for key, one in tables.items()]
-        return standardized_together(made) if pooled else made
+        return [one.loaded(key, seed, read).client for key, one in tables.items()]
 
     def bad_rows(self, *, seed: int = 0) -> dict[str, tuple[int, ...]]:
         """The numbers of the rows that cannot be used, by file; the log has the reasons."""
         return dict(replace(self, on_bad="drop").loaded("rows", seed).dropped)
-
-    @property
-    def beside_pooled(self) -> Standardize:
-        """What each client standardises itself where inputs are pooled."""
-        targets = [self.target] if isinstance(self.target, Target) else self.target.values()
-        return "targets" if any(one.task == "regression" for one in targets) else False
 
     def _per(self, name: str, per: Any) -> dict[str, Table]:
         if not isinstance(per, str):
@@ -305,13 +306,13 @@ def _tasks(tables: Any, single: Mapping[str, Any]) -> dict[str, Target]:
 
 
 def files(name: str, **options: Any) -> list[Client]:
-    """A client from files, or with ``per`` several; see :class:`Table` and the objects it takes."""
+    """A client from files, or with ``per`` several; inputs to be pooled are so by the caller."""
     per, seed = options.pop("per", None), options.pop("seed", 0)
     try:
         table = Table.from_dict(options)
     except ConfigError as error:
         raise ConfigError(f"client {name!r}: {error}") from error
-    return table.clients(name, per=per, seed=seed)
+    return table.unpooled(name, per, seed)
 
 
 def _keys() -> dict[str, inspect.Parameter]:
