@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -29,21 +29,6 @@ if TYPE_CHECKING:
 Standardize = bool | Literal["inputs", "targets"] | Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A client made from your own data, and what was learned about that data on the way.
-
-    The client carries ``scaling`` and ``label_names`` too, so a run's ``predict`` takes raw values.
-    ``label_names[i]`` is the label that class ``i`` had in the file; ``dropped`` gives the data
-    rows (counted from 1, header not counted) left out of each file under ``on_bad="drop"``.
-    """
-
-    client: Client
-    scaling: Scaling | None = None
-    label_names: tuple[str, ...] | None = None
-    dropped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-
-
 def client_from_arrays(
     name: str,
     task: Task,
@@ -55,7 +40,7 @@ def client_from_arrays(
     test_share: float = 0.0,
     standardize: Standardize = False,
     seed: int = 0,
-) -> Loaded:
+) -> Client:
     """A client from arrays or tensors ``(x, y)``.
 
     ``validation_share`` and ``test_share`` hold out that part of the training rows, drawn with
@@ -63,18 +48,19 @@ def client_from_arrays(
     training: True means inputs, and targets of a regression; ``"inputs"`` or ``"targets"`` one. A
     table ``{"mean": [...], "std": [...]}`` gives public constants instead, as a client with
     ``privacy`` needs them; ``target_mean`` and ``target_std`` are those of a regression's targets.
+    What was learned is the client's ``scaling``, so a run's ``predict`` takes raw values.
 
     >>> from fedgradnorm import regression
     >>> x = np.arange(20.0).reshape(10, 2)
-    >>> loaded = client_from_arrays("a", regression(1), (x, x[:, 0]), test_share=0.2)
-    >>> loaded.client.size, len(loaded.client.test[0])
+    >>> client = client_from_arrays("a", regression(1), (x, x[:, 0]), test_share=0.2)
+    >>> client.size, len(client.test[0])
     (8, 2)
     """
     inputs, targets = _sides(name, task, standardize)
     client = Client(name, task, train, test, validation)
     client = _hold_out(client, {"validation": validation_share, "test": test_share}, seed)
     if not (inputs or targets):
-        return Loaded(client)
+        return client
     plain = isinstance(_sample(client.train[0]), torch.Tensor)
     if inputs and not plain:
         raise ConfigError(
@@ -95,7 +81,7 @@ def client_from_arrays(
         for split in SPLITS
         if (pair := getattr(client, split)) is not None
     }
-    return Loaded(replace(with_splits(client, scaled), scaling=scaling), scaling)
+    return replace(with_splits(client, scaled), scaling=scaling)
 
 
 def single_inputs(x: Inputs) -> Inputs:

@@ -176,6 +176,6 @@ class Cells:
         for number in chosen(f"{self.unit}s", numbers, range(1, len(cells) + 1)):
             x, y = cells[number - 1]
             rows = x, y[:, 0].astype(np.float32)
-            loaded = client_from_arrays(f"{self.unit}-{number}", task, rows, **options)
-            made.append(replace(loaded.client, labels=self.classes))
+            client = client_from_arrays(f"{self.unit}-{number}", task, rows, **options)
+            made.append(replace(client, labels=self.classes))
         return scaled(made, scaling)

@@ -64,11 +64,11 @@ def clients(
     task, made = classification(6, name="activity"), []
     for person in chosen("people", people, np.unique(who).tolist()):
         own = who == person
-        loaded = client_from_arrays(
+        client = client_from_arrays(
             f"person-{person}", task, (x[own].astype(np.float32), y[own].astype(np.int64)),
             test_share=test_share, validation_share=validation_share, seed=seed,
         )  # fmt: skip
-        client = replace(loaded.client, labels=LABELS)
+        client = replace(client, labels=LABELS)
         if rows is not None:
             order = np.random.default_rng([seed, int(person)]).permutation(client.size)
             some = np.sort(order[: whole("har: rows", rows, 1)])

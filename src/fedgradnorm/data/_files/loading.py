@@ -16,7 +16,6 @@ from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._columns import is_frame
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._arrays import (
-    Loaded,
     Standardize,
     client_from_arrays,
     single_precision,
@@ -247,13 +246,12 @@ def numbers(table: Cells, name: str) -> NDArray[np.float64]:
 def load(
     name: str,
     reader: Reader,
-    files: Mapping[str, Any],
+    read: Mapping[str, FileRows],
     split: Split,
     standardize: Standardize,
     seed: int,
-) -> Loaded:
-    """Read every file, divide the rows, and make the client of them."""
-    read = reader.read_all(files)
+) -> Client:
+    """Divide the rows of each split's file, and make the client of them."""
     parts = split.parts(name, read, seed)
     _tell_dropped(name, read.values())
     targets = reader.targets
@@ -275,10 +273,10 @@ def load(
     for key, one in targets.items():
         who, own = f"{name}/{key}" if key else name, {part: y[part][key] for part in parts}
         singles[key] = _single(who, one, made, own, known[key], lenient=bool(key))
-    loaded = singles[""] if "" in singles else Loaded(_joined(name, singles, made))
-    for row in loaded.client.rows:
+    client = singles[""] if "" in singles else _joined(name, singles, made)
+    for row in client.rows:
         tell_untrained(row)
-    return replace(loaded, dropped=_dropped(read.values()))
+    return client
 
 
 def _single(
@@ -289,7 +287,7 @@ def _single(
     known: LabelMap | None,
     *,
     lenient: bool,
-) -> Loaded:
+) -> Client:
     """A client with one task; where it is one of several, it may be none with real targets."""
     if known is not None:
         task, called = target.make(len(known.names)), known.names
@@ -300,29 +298,26 @@ def _single(
     if how == "targets" and (lenient or made.arranged) and not task.has_real_targets:
         how = False
     pairs: dict[str, Any] = {part: (made.x[part], own) for part, own in y.items()}
-    loaded = client_from_arrays(name, task, pairs.pop("train"), **pairs, standardize=how)
-    client, scaling = loaded.client, made.merged(loaded.scaling)
+    client = client_from_arrays(name, task, pairs.pop("train"), **pairs, standardize=how)
     # Files hold numbers as texts or doubles; training is in single precision.
     single = {s: single_precision(pair) for s in SPLITS if (pair := getattr(client, s)) is not None}
-    client = replace(
+    return replace(
         with_splits(client, single),
         labels=called or None,
+        labels_learned=known is not None and not target.is_public(known.names),
         columns=made.columns,
         encoding=made.encoding,
-        scaling=scaling,
+        scaling=made.merged(client.scaling),
     )
-    learned = known is not None and not target.is_public(known.names)
-    return Loaded(replace(client, labels_learned=learned), scaling, called or None)
 
 
-def _joined(name: str, singles: Mapping[str, Loaded], made: Encoded) -> Client:
+def _joined(name: str, clients: Mapping[str, Client], made: Encoded) -> Client:
     """A client with several tasks, made of one for each; they share the inputs."""
     if isinstance(made.standardize, Mapping):
         raise ConfigError(
             f"client {name!r}: constants in standardize are for a client with one task; scale the "
             "data beforehand"
         )
-    clients = {key: loaded.client for key, loaded in singles.items()}
     first = next(iter(clients.values()))
     pairs = {
         split: (pair[0], {key: getattr(one, split)[1] for key, one in clients.items()})
@@ -362,7 +357,7 @@ class Encoded:
         """Whether the inputs are one table of numbers, whose columns have names."""
         return self.encoding is None or self.encoding.flat
 
-    def merged(self, of_targets: Scaling | None) -> Scaling | None:
+    def merged(self, of_targets: Any) -> Any:
         """What was done to the inputs here, and to the targets elsewhere."""
         if self.scaling is None or of_targets is None:
             return self.scaling or of_targets
@@ -444,10 +439,4 @@ def _tell_dropped(name: str, files: Collection[FileRows]) -> None:
     ]
     total = sum(len(rows.places.numbers) for rows in files)
     what = f"client {name!r}: dropped {len(reasons)} of {total} rows"
-    log_dropped(what, reasons, ", and by number in Loaded.dropped")
-
-
-def _dropped(files: Collection[FileRows]) -> dict[str, tuple[int, ...]]:
-    """The numbers of the rows that were left out, by file."""
-    found = {rows.places.bad.source: tuple(sorted(rows.places.bad.reasons)) for rows in files}
-    return {file: numbers for file, numbers in found.items() if numbers}
+    log_dropped(what, reasons, "")
