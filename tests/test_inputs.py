@@ -211,8 +211,8 @@ def test_other_inputs_are_held_out_partitioned_and_targets_scaled() -> None:
     loaded = fgn.data.client_from_arrays(
         "a", fgn.regression(2), (parts, 100 * y), test_share=0.2, standardize="targets"
     )
-    assert (loaded.client.size, len(loaded.client.test[0])) == (24, 6)
-    run = flat.train(toys.seeded(Columns), [loaded.client], **HOW)
+    assert (loaded.size, len(loaded.test[0])) == (24, 6)
+    run = flat.train(toys.seeded(Columns), [loaded], **HOW)
     assert np.abs(run.predict("a", parts)).mean() > 100  # in the targets' own units
     with pytest.raises(fgn.ConfigError, match="named inputs and sequences are not standardised"):
         fgn.data.client_from_arrays("a", fgn.regression(2), (parts, y), standardize=True)

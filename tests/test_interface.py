@@ -31,7 +31,7 @@ from fedgradnorm._training import train
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments import run as execute
 from fedgradnorm.experiments._config.config_file import build
-from fedgradnorm.experiments._facts import BESIDE
+from fedgradnorm.experiments._groups import BESIDE
 
 OTHER: dict[str, Any] = {
     "rounds": 3,

@@ -28,7 +28,7 @@ TARGETS: dict[str, tuple[fgn.Task, Any, tuple[str, ...] | None]] = {
 def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> fgn.Run:
     given = [fgn.Client(n, task, (X, y), labels=names) for n, (task, y, names) in TARGETS.items()]
     numbers = client_from_arrays("number", fgn.regression(1), (X, 9 + X[:, 0]), standardize=True)
-    clients = [*given, numbers.client]
+    clients = [*given, numbers]
     made = flat.train(toys.network(), clients, rounds=20, lr=0.05, device="cpu")
     if request.param == "trained":
         return made

@@ -99,5 +99,5 @@ def test_targets_far_from_one_are_pointed_out_once_with_the_remedy(
         "price", clients[0].task, clients[0].train, standardize=True
     )
     caplog.clear()
-    fgn.train(toys.network(), [scaled.client], rounds=1)
+    fgn.train(toys.network(), [scaled], rounds=1)
     assert "far from" not in caplog.text

@@ -153,7 +153,7 @@ def test_images_are_standardised_by_channel_and_come_back_in_their_units() -> No
     assert loaded.scaling is not None
     assert loaded.scaling.target_mean is not None
     np.testing.assert_allclose(loaded.scaling.target_mean.flatten(), TWO.mean(axis=(0, 1, 2)))
-    run = train([loaded.client], rounds=60, lr=0.05, batch_size=None)
+    run = train([loaded], rounds=60, lr=0.05, batch_size=None)
     answer = run.predict("a", IMAGES)
     mae = np.abs(answer - np.moveaxis(TWO, -1, 1)).mean()
     assert mae < 0.5 * np.abs(TWO - TWO.mean(axis=(0, 1, 2))).mean()

@@ -351,7 +351,7 @@ def test_held_out_shares_scaling_and_parts_read_nothing_twice(npy: Path) -> None
 
     def loaded(inputs: Any) -> fgn.Client:
         task = fgn.regression(2)
-        return data.client_from_arrays("b", task, (inputs, VALUES), **options).client
+        return data.client_from_arrays("b", task, (inputs, VALUES), **options)
 
     lazy, plain = loaded(x), loaded(X)
     for key, value in plain.scaling.state_dict().items():
@@ -364,14 +364,14 @@ def test_held_out_shares_scaling_and_parts_read_nothing_twice(npy: Path) -> None
     same = data.partition_client(plain, data.Iid(3), seed=0)
     for one_part, two_part in zip(parts, same, strict=True):
         assert torch.allclose(one_part.train[0][:], two_part.train[0], atol=1e-12)
-    both = data.client_from_arrays("b", fgn.regression(2), Pairs(X, VALUES), **options).client
+    both = data.client_from_arrays("b", fgn.regression(2), Pairs(X, VALUES), **options)
     assert torch.allclose(both.train[1][:5], plain.train[1][:5], atol=1e-12)
     images = X.reshape(ROWS, 2, 3, 1)
     scaled = data.client_from_arrays(
         "i", fgn.regression(2), (data.stream(Inputs(images, None)), VALUES), standardize=True
-    ).client
+    )
     usual = data.client_from_arrays("i", fgn.regression(2), (images, VALUES), standardize=True)
-    assert torch.allclose(scaled.train[0][:], usual.client.train[0], atol=1e-12)
+    assert torch.allclose(scaled.train[0][:], usual.train[0], atol=1e-12)
 
 
 @pytest.mark.parametrize(

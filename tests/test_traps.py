@@ -168,8 +168,7 @@ OTHER = ["price", "age", "size"]
 
 def framed(name: str, columns: list[str], **options: Any) -> fgn.Client:
     pair = FRAME[columns], TARGET.to_numpy()
-    loaded = data.client_from_arrays(name, fgn.regression(1), pair, test_share=0.25, **options)
-    return loaded.client
+    return data.client_from_arrays(name, fgn.regression(1), pair, test_share=0.25, **options)
 
 
 @pytest.mark.parametrize("standardize", [False, True])
@@ -314,7 +313,7 @@ def test_whole_numbers_that_would_be_rounded_are_named() -> None:
     with pytest.raises(fgn.DataError, match=r"x\[3, 1\] is 16777217, which float32 would round"):
         train([client])
     train([fgn.Client("a", fgn.classification(2), (ids.astype(float), SIDE))])
-    train([data.client_from_arrays("a", client.task, (ids, SIDE), standardize=True).client])
+    train([data.client_from_arrays("a", client.task, (ids, SIDE), standardize=True)])
     train([fgn.Client("a", fgn.classification(2), (changed(ids, 2**25), SIDE))])
     with pytest.raises(fgn.DataError, match="16777217, which float32 would round to 16777216"):
         train(sides("a")).predict("a", ids)

@@ -69,7 +69,7 @@ class Encoder(Protocol):
     def encode(self, codes: Tensor) -> Tensor:
         """Codes as the numbers of each row."""
 
-    def arranged(self, numbers: Tensor, codes: Tensor) -> Inputs:
+    def arranged(self, numbers: Tensor) -> Inputs:
         """Scaled numbers as what the network takes."""
 
     def categories(self) -> dict[str, tuple[str, ...]]:

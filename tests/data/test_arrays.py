@@ -22,7 +22,7 @@ def ids(split):
 def test_shares_are_disjoint_ordered_and_cover_the_rows():
     client = client_from_arrays(
         "a", classification(2), (X, Y), validation_share=0.1, test_share=0.25
-    ).client
+    )
     parts = [ids(client.train), ids(client.validation), ids(client.test)]
     assert [len(part) for part in parts] == [13, 2, 5]
     assert sorted(chain(*parts)) == list(range(N))
@@ -33,7 +33,7 @@ def test_shares_are_disjoint_ordered_and_cover_the_rows():
 def test_the_seed_decides_the_share():
     def held(seed):
         loaded = client_from_arrays("a", classification(2), (X, Y), test_share=0.5, seed=seed)
-        return ids(loaded.client.test)
+        return ids(loaded.test)
 
     assert held(1) == held(1) != held(2)
 
@@ -43,11 +43,11 @@ def test_standardisation_is_learned_on_training_rows_only():
         "a", regression(1), (X, X[:, 0]), test=(X + 1000, X[:, 0] + 1000), test_share=0,
         validation_share=0.5, standardize=True,
     )  # fmt: skip
-    x, y = loaded.client.train
+    x, y = loaded.train
     assert torch.allclose(x.mean(dim=0), torch.zeros(2, dtype=torch.float64), atol=1e-12)
     assert torch.allclose(y.std(dim=0, correction=0), torch.ones(1, dtype=torch.float64))
-    assert loaded.client.test[0].mean() > 10
-    restored = loaded.scaling.restore_targets(loaded.client.test[1])
+    assert loaded.test[0].mean() > 10
+    restored = loaded.scaling.restore_targets(loaded.test[1])
     assert torch.allclose(restored[:, 0], torch.tensor(X[:, 0] + 1000))
 
 
@@ -63,14 +63,14 @@ def test_which_sides_are_standardised(standardize, inputs, targets):
 
 def test_labels_are_never_standardised():
     loaded = client_from_arrays("a", classification(2), (X, Y), standardize=True)
-    assert loaded.client.train[1].tolist() == Y.tolist()
+    assert loaded.train[1].tolist() == Y.tolist()
     assert loaded.scaling.target_mean is None
 
 
 def test_whole_number_inputs_stay_unless_standardised():
     whole = X.astype(np.int64)
-    plain = client_from_arrays("a", classification(2), (whole, Y)).client
-    scaled = client_from_arrays("a", classification(2), (whole, Y), standardize=True).client
+    plain = client_from_arrays("a", classification(2), (whole, Y))
+    scaled = client_from_arrays("a", classification(2), (whole, Y), standardize=True)
     assert plain.train[0].dtype == torch.int64
     assert scaled.train[0].dtype == torch.float32
 

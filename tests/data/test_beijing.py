@@ -214,7 +214,7 @@ def test_an_unpacked_folder_reads_the_same(make, tmp_path):
     ("options", "error", "said"),
     [
         ({"stations": ["Dongzi"]}, ConfigError, "unknown station 'Dongzi'; did you mean 'Dongsi'"),
-        ({"stations": []}, ConfigError, "stations must name at least one"),
+        ({"stations": []}, ConfigError, "stations must be a list of at least one"),
         ({"stations": ["Dongsi"] * 2}, ConfigError, "stands twice"),
         ({"tasks": ["c0"]}, ConfigError, "unknown task 'c0'; did you mean 'co'"),
         ({"tasks": "co"}, ConfigError, "tasks must name at least one"),

@@ -13,8 +13,8 @@ from torch import nn
 
 import fedgradnorm as fgn
 from data.small_tables import client_from_files, one_line, write
-from fedgradnorm._runs.after import program_formats
-from fedgradnorm.data._files.columns import PARTS, part
+from fedgradnorm._runs.after import exporting
+from fedgradnorm.data._files.encoding import PARTS, part
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments import run as execute
 
@@ -183,7 +183,7 @@ def test_an_onnx_model_holds_it_too(trained, tmp_path, monkeypatch, capsys) -> N
     assert [column["name"] for column in about] == INPUTS
     assert about[1]["categories"] == ["c", "a", "b"]
     assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr(program_formats, "find_spec", lambda _: None)
+    monkeypatch.setattr(exporting, "find_spec", lambda _: None)
     with pytest.raises(fgn.ConfigError, match=r"needs onnx; install it with: .*fedgradnorm\[onnx"):
         run.export("a", tmp_path / "b.onnx")
 

@@ -81,7 +81,7 @@ def test_dropped_rows_are_one_line_a_client_by_kind(tmp_path, caplog):
         "2 like data row 33 (line 34): column 'z' is empty or NaN [a.csv]; "
         "data row 35 (line 36): 2 fields where the header has 3 [a.csv]; "
         "data row 3 (line 4): column 'z' is 'inf', too large [t.csv] (all in the "
-        "log at level DEBUG, and by number in Loaded.dropped)"
+        "log at level DEBUG)"
     ]
     assert loaded.dropped == {str(train): tuple(range(3, 36)), str(test): (3,)}
     with caplog.at_level(logging.DEBUG):

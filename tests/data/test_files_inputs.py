@@ -47,8 +47,6 @@ LONG: dict[str, Any] = {
     "train": FRAME,
     "inputs": ["load", "heat"],
     "targets": "state",
-    "sequence": "visit",
-    "standardize": True,
 }
 
 
@@ -90,61 +88,16 @@ def test_named_inputs_of_a_table_are_encoded_scaled_saved_and_asked_for(tmp_path
         run.predict("a", FRAME.assign(first=1.5))
 
 
-def test_steps_of_a_long_table_are_joined_in_their_order(tmp_path: Path) -> None:
-    client = client_from_files("a", **LONG, order="when").client
-    assert client.size == SEQUENCES
-    own = FRAME[FRAME["visit"] == "v3"].sort_values("when")["load"].to_numpy()
-    row = client.train[0].rows[3][:, 0].numpy()
-    mean, spread = FRAME["load"].mean(), FRAME["load"].std(ddof=0)
-    np.testing.assert_allclose(row, (own - mean) / spread, rtol=1e-5)
-    run = fgn.train(Steps(), [client], rounds=3)
-    loaded = fgn.load(run.save(tmp_path / "run"), network=Steps())
-    mixed = FRAME.sample(frac=1, random_state=0)
-    answer = dict(
-        zip(mixed["visit"].drop_duplicates(), loaded.predict("a", mixed, outputs=True), strict=True)
-    )
-    for visit, expected in zip(
-        FRAME["visit"].drop_duplicates(), run.predict("a", FRAME, outputs=True), strict=True
-    ):
-        np.testing.assert_allclose(answer[visit], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_sequences_are_split_whole_and_a_bad_step_drops_its_sequence() -> None:
-    gap = FRAME.assign(load=FRAME["load"].mask(FRAME.index == 7))
-    with pytest.raises(fgn.DataError, match="row 8: column 'load' is empty"):
-        client_from_files("a", **{**LONG, "train": gap})
-    loaded = client_from_files("a", **{**LONG, "train": gap}, on_bad="drop", test_share=0.25)
-    assert loaded.dropped == {"the DataFrame of train": (7,)}
-    assert loaded.client.size + len(loaded.client.test[0]) == SEQUENCES - 1
-    assert {len(row) for row in loaded.client.train[0].rows} == {3}
-    filled = client_from_files("a", **{**LONG, "train": gap}, missing="mean").client
-    assert filled.size == SEQUENCES
-
-
-def test_a_sequence_has_one_label_in_any_of_its_rows() -> None:
-    last = FRAME.assign(state=FRAME["state"].where(FRAME.index % 3 == 2))
-    one = client_from_files("a", **{**LONG, "train": last}).client
-    assert torch.equal(one.train[1], client_from_files("a", **LONG).client.train[1])
-    other = FRAME.assign(state=FRAME["state"].mask(FRAME.index == 1, "worn"))
-    with pytest.raises(
-        fgn.DataError, match=r"row 1: the sequence that begins here .* has the targ"
-    ):
-        client_from_files("a", **{**LONG, "train": other})
-
-
-def test_several_tasks_share_sequences_and_named_inputs() -> None:
+def test_several_tasks_share_named_inputs() -> None:
     tasks = {
         "state": {"task": "binary", "targets": "state"},
         "mean": {"task": "regression", "targets": "level"},
     }
     table = FRAME.assign(level=7000 + FRAME.groupby("visit")["load"].transform("mean"))
     common = {"train": table, "tasks": tasks, "standardize": True}
-    client = client_from_files("a", **common, inputs=["load", "heat"], sequence="visit").client
+    client = client_from_files("a", **common, inputs={"x": ["load"], "mask": ["heat"]}).client
+    assert set(client.rows[1].train[0].form()) == {"x", "mask"}
     assert client.rows[0].train[0] is client.rows[1].train[0]
-    run = fgn.train(Steps(), [client], rounds=3)
-    assert abs(run.predict("a", FRAME)["mean"].mean() - 7000) < 50
-    named = client_from_files("a", **common, inputs={"x": ["load"], "mask": ["heat"]}).client
-    assert set(named.rows[1].train[0].form()) == {"x", "mask"}
 
 
 @pytest.fixture
@@ -291,13 +244,10 @@ name = "own_inputs:Both"
 
 def test_what_cannot_be_is_refused(archive: Path) -> None:
     rows: dict[str, Any] = {"task": "classification", "train": archive, "x_key": "values"}
-    table: dict[str, Any] = {**LONG, "standardize": False}
+    table: dict[str, Any] = LONG
     wrong: list[tuple[dict[str, Any], str]] = [
         ({**table, "ids": ["load"]}, "'load' is an id and 'heat' is none"),
         ({**table, "ids": ["visit"]}, "'visit' is named among .* ids, but is no input"),
-        ({**table, "inputs": ["load", "visit"]}, "'visit' tells sequences or steps apart"),
-        ({**table, "sequence": "visitor"}, "no column 'visitor'; did you mean 'visit'"),
-        ({**table, "sequence": None, "order": "when"}, "order is for sequences"),
         ({**table, "inputs": {"no name": ["load"]}}, "names must be those of a network's keyword"),
         ({**table, "inputs": {"a": ["load"], "b": ["load"]}}, "column 'load' more than once"),
         ({**table, "inputs": {"a": []}}, "inputs: a has no columns"),

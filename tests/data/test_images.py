@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgradnorm.data._images import crop_resize, decode_grey, to_crop
+from fedgradnorm.data._files.images import crop_resize, decode_grey, to_crop
 from mtfl_archive import jpeg
 
 

@@ -16,8 +16,8 @@ from PIL import Image
 from data.small_tables import client_from_files, one_line, write
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._memory import memory_limit
-from fedgradnorm.data import _images as images
 from fedgradnorm.data import faces, radcom
+from fedgradnorm.data._files import images
 from fedgradnorm.data._sources import load_clients
 from fedgradnorm.data.radcom._file import read_rows
 

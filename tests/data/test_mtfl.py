@@ -1,5 +1,4 @@
 import hashlib
-import logging
 import zipfile
 from pathlib import Path
 
@@ -50,7 +49,7 @@ def test_shapes_types_and_labels(tmp_path, files):
     assert data.train.pose.dtype == np.int64
     assert data.train.paths.tolist() == [f"lfw_5590/a{i}.jpg" for i in range(6)]
     assert data.test.rows.tolist() == [1, 2, 3]
-    assert data.info["rows"]["test"] == {"read": 3, "used": 3, "bad": 0}
+    assert data.info["rows"]["test"] == {"read": 3, "used": 3}
 
 
 def test_landmarks_in_pixels_and_in_the_unit_square(tmp_path, files):
@@ -70,7 +69,7 @@ def test_boxes_crop_drop_and_count(tmp_path, files):
     path = archive(tmp_path, files)
     data = prepare(path, tmp_path, crop="boxes")
     assert data.train.rows.tolist() == [1, 2, 3, 4, 5]
-    assert data.info["rows"]["train"] == {"read": 6, "used": 5, "bad": 0, "without a box": 1}
+    assert data.info["rows"]["train"] == {"read": 6, "used": 5, "without a box": 1}
     np.testing.assert_allclose(data.train.landmarks[0, 0], (POINTS[0] - 10) * 40 / 40, rtol=1e-5)
     np.testing.assert_allclose(data.train.landmarks[0, 5], (POINTS[5] - 12) * 40 / 48, rtol=1e-5)
     assert data.train.landmarks[1, 0] < 0
@@ -84,7 +83,6 @@ def test_cache_is_keyed_by_content_and_options(tmp_path, files):
     assert prepare(path, tmp_path).fresh
     assert not prepare(path, tmp_path, landmarks="unit").fresh
     assert not prepare(path, tmp_path, drop_outside=True).fresh  # means nothing without boxes
-    assert prepare(path, tmp_path, on_bad="drop").fresh
     files["lfw_5590/a0.jpg"] = jpeg(77)
     assert prepare(archive(tmp_path, files), tmp_path).fresh
     folder = write_folder(tmp_path / "unpacked", files)
@@ -127,20 +125,12 @@ BAD = [
 
 @pytest.mark.parametrize(("damage", "what"), BAD)
 @pytest.mark.parametrize("kind", ["zip", "folder"])
-def test_a_bad_row_is_named_or_dropped(tmp_path, files, caplog, damage, what, kind):
+def test_a_bad_row_is_named(tmp_path, files, damage, what, kind):
     damage(files)
     path = archive(tmp_path, files) if kind == "zip" else write_folder(tmp_path / "M", files)
-    with pytest.raises(DataError, match=rf"^training\.txt, row 3.*{what}.*on_bad='drop'$") as error:
+    with pytest.raises(DataError, match=rf"^training\.txt, row 3.*{what}.*again$") as error:
         prepare(path, tmp_path)
     assert "\n" not in str(error.value)
-    for _ in range(2):  # built, then from the cache
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            data = prepare(path, tmp_path, on_bad="drop")
-        assert data.train.rows.tolist() == [1, 2, 4, 5, 6]
-        assert len(data.info["bad"]) == 1
-        assert "1 bad rows left out" in caplog.text
-        assert "training.txt, row 3" in caplog.text
 
 
 def test_a_box_far_from_its_picture_is_a_bad_row(tmp_path, files):
@@ -149,8 +139,6 @@ def test_a_box_far_from_its_picture_is_a_bad_row(tmp_path, files):
     path = archive(tmp_path, files)
     with pytest.raises(DataError, match=r"^testing\.txt, row 1 .*mostly outside the 64x72 picture"):
         prepare(path, tmp_path, crop="boxes", boxes=tmp_path / "b.csv")
-    with pytest.raises(DataError, match=r"testing\.txt: no row is left"):
-        prepare(path, tmp_path, crop="boxes", boxes=tmp_path / "b.csv", on_bad="drop")
 
 
 @pytest.mark.parametrize("name", ["../evil.jpg", "/etc/evil.jpg", "a/../../evil.jpg", "C:/evil"])
@@ -158,9 +146,8 @@ def test_an_archive_entry_that_points_outside_is_refused(tmp_path, files, name):
     path = archive(tmp_path, files)
     with zipfile.ZipFile(path, "a") as zipped:
         zipped.writestr(name, b"x")
-    for on_bad in ("error", "drop"):
-        with pytest.raises(DataError, match=r"MTFL\.zip: entry refused.*outside the data folder"):
-            prepare(path, tmp_path, on_bad=on_bad)
+    with pytest.raises(DataError, match=r"MTFL\.zip: entry refused.*outside the data folder"):
+        prepare(path, tmp_path)
 
 
 def test_a_link_that_leads_outside_is_refused(tmp_path, files):
@@ -226,7 +213,7 @@ def test_boxes_that_are_named_must_be_there(tmp_path, files):
         prepare(tmp_path / "MTFL.zip", tmp_path, crop="boxes", boxes=tmp_path / "gone.csv")
 
 
-@pytest.mark.parametrize("option", ["crop", "landmarks", "on_bad"])
+@pytest.mark.parametrize("option", ["crop", "landmarks"])
 def test_options_are_checked(tmp_path, option):
     with pytest.raises(ConfigError, match=f"unknown {option} 'bozes'"):
         prepare(tmp_path, tmp_path, **{option: "bozes"})

@@ -14,15 +14,15 @@ from mtfl_archive import POINTS, row, text
 GOOD = row("a/b.jpg")
 
 
-def parse(content, on_bad="error"):
-    return parse_annotations(content, "training.txt", BadRows(on_bad))
+def parse(content):
+    return parse_annotations(content, "training.txt")
 
 
-def boxes(content, on_bad="error"):
+def boxes(content):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "boxes.csv"
         path.write_bytes(content)
-        return parse_boxes(path, BadRows(on_bad))
+        return parse_boxes(path)
 
 
 def test_a_file_as_it_really_is():
@@ -62,21 +62,16 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_row_is_named_or_dropped(what):
+def test_a_bad_row_is_named(what):
     content = text([GOOD, BAD[what], GOOD])
-    with pytest.raises(DataError, match=rf"^training\.txt, row 2: .*{what}.*on_bad='drop'$"):
+    with pytest.raises(DataError, match=rf"^training\.txt, row 2: .*{what}.*again$"):
         parse(content)
-    bad = BadRows("drop")
-    table = parse_annotations(content, "training.txt", bad)
-    assert table.rows.tolist() == [1, 3]
-    assert len(bad.messages) == 1
-    assert what in bad.messages[0]
 
 
 def test_no_usable_row():
-    for content in (b"", b"\r\n \r\n", b"\xff\xfe\x00"):
+    for content in (b"", b"\r\n \r\n"):
         with pytest.raises(DataError, match=r"training\.txt: no usable row"):
-            parse(content, "drop")
+            parse(content)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +107,10 @@ def test_boxes_by_name_best_score_first():
         ("../a.jpg,1,2,3,4,1", "outside the data folder"),
     ],
 )
-def test_a_bad_box_is_named_or_dropped(line, what):
+def test_a_bad_box_is_named(line, what):
     content = f"path,x0,y0,x1,y1,score\nok.jpg,1,2,3,4,1\n{line}\n".encode()
     with pytest.raises(DataError, match=rf"boxes\.csv, data row 2 \(line 3\): .*{what}"):
         boxes(content)
-    assert list(boxes(content, "drop")) == ["ok.jpg"]
 
 
 @pytest.mark.parametrize("content", [b"", b"path,x0,y0,x1\n", b"\xff\xfe", b'path,x0,y0,x1,y1\n"a'])
@@ -159,10 +153,10 @@ def one_line(error):
 
 @pytest.mark.slow
 @settings(max_examples=600, deadline=None)
-@given(st.one_of(CONTENT, st.binary(max_size=200)), st.sampled_from(["error", "drop"]))
-def test_fuzzed_annotations_give_rows_or_our_own_error(content, on_bad):
+@given(st.one_of(CONTENT, st.binary(max_size=200)))
+def test_fuzzed_annotations_give_rows_or_our_own_error(content):
     try:
-        table = parse(content, on_bad)
+        table = parse(content)
     except DataError as error:
         one_line(error)
         return
@@ -181,10 +175,10 @@ TABLE = st.lists(st.lists(CELL, min_size=4, max_size=7).map(",".join), max_size=
 
 
 @settings(max_examples=600, deadline=None)
-@given(st.one_of(TABLE, st.binary(max_size=200)), st.sampled_from(["error", "drop"]))
-def test_fuzzed_boxes_give_boxes_or_our_own_error(content, on_bad):
+@given(st.one_of(TABLE, st.binary(max_size=200)))
+def test_fuzzed_boxes_give_boxes_or_our_own_error(content):
     try:
-        found = boxes(content, on_bad)
+        found = boxes(content)
     except DataError as error:
         one_line(error)
         return

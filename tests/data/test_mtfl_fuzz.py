@@ -26,7 +26,7 @@ def test_a_fuzzed_archive_gives_rows_or_our_own_error(changes):
             content[start : start + len(new)] = new
         path.write_bytes(content)
         try:
-            data = mtfl.prepare(path, crop="whole", on_bad="drop", cache=Path(name) / "cache")
+            data = mtfl.prepare(path, crop="whole", cache=Path(name) / "cache")
         except DataError as error:
             message = str(error)
         else:

@@ -63,7 +63,6 @@ def test_whole_pictures(source, cache):
     assert (len(data.train), len(data.test)) == (10_000, 2_995)
     assert counts(data.train) == TRAIN
     assert counts(data.test) == TEST
-    assert data.info["bad"] == []
     assert data.train.landmarks.min() >= 0
     assert data.train.landmarks.max() <= 40
     assert not mtfl.prepare(source.source, crop="whole", cache=cache).fresh

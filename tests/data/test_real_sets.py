@@ -61,7 +61,7 @@ def test_a_person_is_a_client_with_few_or_all_rows(tmp_path: Path) -> None:
         (f"person-{k}", 6, 6) for k in (1, 2, 3)
     ]
     assert clients[0].train[0].shape == (6, 9, 128)
-    with pytest.raises(fgn.ConfigError, match="numbers from 1 to 3"):
+    with pytest.raises(fgn.ConfigError, match=r"people: 4 is none of 1 \.\. 3"):
         har.clients(source=path, people=[4])
     np.savez(path, x=np.zeros((4, 3)), y=np.zeros(4), subject=np.zeros(4))
     with pytest.raises(fgn.DataError, match="not the arrays of HAR"):

@@ -82,7 +82,7 @@ def test_bad_rows_are_numbered_by_file() -> None:
     "given",
     [
         {"inputs": Inputs(["load"], missing="zero")},
-        {"inputs": Inputs(["load", "site"], sequence="site")},
+        {"inputs": Inputs(without="site")},
         {"split": Split(0.2, time="hours", group="site")},
         {"target": Target("hours", "regresion")},
     ],

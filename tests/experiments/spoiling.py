@@ -27,7 +27,7 @@ import flat
 import toys
 from experiments.small_config import small_config
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.averaged import averaged_weights
+from fedgradnorm._runs.history import averaged_weights
 from fedgradnorm._runs.reader import collect, read_run
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._execute import execute, resume_config

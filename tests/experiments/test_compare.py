@@ -13,7 +13,7 @@ import scipy.stats
 from experiments.small_config import small_config
 from fedgradnorm._errors import ConfigError, DataError, RunFolderError, TrainingError
 from fedgradnorm._report.frame import read_report
-from fedgradnorm._runs.averaged import averaged_weights
+from fedgradnorm._runs.history import averaged_weights
 from fedgradnorm._runs.loading import load
 from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm._runs.reader import collect, read_run

@@ -29,7 +29,7 @@ def scaled_clients() -> list[fgn.Client]:
             toys.task(name),
             (1e6 + 30 * x, y if name == "side" else 500 + 40 * y),
             standardize=True,
-        ).client
+        )
         for name, (x, y) in ((name, toys.rows(name, 40)) for name in ("side", "place"))
     ]
 

@@ -89,12 +89,12 @@ def test_columns_in_groups_are_one_table_of_the_program(path: Path) -> None:
         assert [column.get("group") for column in columns] == ["sensors", "sensors", "words"]
 
 
-def test_named_arrays_and_steps_are_refused_with_a_way_out(tmp_path: Path) -> None:
+def test_named_arrays_and_sequences_are_refused_with_a_way_out(tmp_path: Path) -> None:
     x = {"sensors": torch.randn(20, 3), "words": torch.arange(20)[:, None] % 9}
     named = trained(Both(), fgn.Client("a", fgn.regression(1), (x, np.arange(20.0))))
-    inputs = {"sensors": ["load", "kind"], "words": ["word"]}
-    options = {**OPTIONS, "inputs": inputs, "ids": "words", "sequence": "visit"}
-    steps = trained(Both(), client_from_files("a", **options).client)
+    words = fgn.sequences([torch.arange(k % 3 + 1) for k in range(20)])
+    both = {"sensors": x["sensors"], "words": words}
+    steps = trained(Both(), fgn.Client("a", fgn.regression(1), (both, np.arange(20.0))))
     for run, rows in ((named, x), (named, None), (steps, None)):
         with pytest.raises(fgn.ConfigError, match=r"named inputs or sequences.*use run.predict"):
             run.export("a", tmp_path / "a.pt2", x=rows)

@@ -19,7 +19,7 @@ from torch import nn
 import fedgradnorm as fgn
 from experiments.spoiling import toy_run
 from fedgradnorm._runs import blueprint, checkpoint
-from fedgradnorm._runs.averaged import averaged_weights
+from fedgradnorm._runs.history import averaged_weights
 from fedgradnorm._runs.manifest import read_manifest
 
 FLIPS = 60

@@ -14,7 +14,7 @@ import pytest
 
 from fedgradnorm._training import interrupt
 from fedgradnorm._training.interrupt import deferred_interrupt, one_press
-from fedgradnorm.experiments import _jobs as jobs
+from fedgradnorm.experiments import _compare as jobs
 
 
 def press() -> None:

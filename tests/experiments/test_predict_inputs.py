@@ -37,7 +37,7 @@ def from_frame(_: Path) -> fgn.Client:
 def from_helper(_: Path) -> fgn.Client:
     return client_from_arrays(
         "pump", fgn.regression(1), (FRAME, TARGET), test_share=0.2, standardize=True
-    ).client
+    )
 
 
 def trained(client: fgn.Client, **options: Any) -> fgn.Run:

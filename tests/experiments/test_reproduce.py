@@ -12,7 +12,7 @@ from fedgradnorm._report.frame import read_report
 from fedgradnorm._report.grid import write_grids
 from fedgradnorm._report.tables import all_grids
 from fedgradnorm._runs.manifest import read_manifest
-from fedgradnorm.experiments._compare import compare
+from fedgradnorm.experiments._compare import compare, plan
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._config.shipped import (
     BENEFIT,
@@ -23,7 +23,6 @@ from fedgradnorm.experiments._config.shipped import (
 )
 from fedgradnorm.experiments._entries import read_entries
 from fedgradnorm.experiments._sweep import points
-from fedgradnorm.experiments._trials import plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FACES = 'data={source="faces",samples=60,test_samples=10}'

@@ -12,7 +12,7 @@ import fedgradnorm as fgn
 import flat
 import toys
 from fedgradnorm._methods import METHODS
-from fedgradnorm._runs.averaged import averaged_weights, static_from_run
+from fedgradnorm._runs.history import averaged_weights, static_from_run
 from fedgradnorm.experiments._config.config_file import for_method, make_config
 
 OURS = 8  # FedGradNorm's and the baselines of its paper come first

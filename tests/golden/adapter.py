@@ -164,7 +164,7 @@ def _client(member: Member) -> fgn.Client:
         return fgn.Client(member.name, tasks=tasks, **pairs, **own)
     (task,) = tasks.values()
     if member.standardize:
-        return fgn.data.client_from_arrays(member.name, task, **pairs, standardize=True).client
+        return fgn.data.client_from_arrays(member.name, task, **pairs, standardize=True)
     return fgn.Client(member.name, task, **pairs, **own)
 
 

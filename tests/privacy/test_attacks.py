@@ -122,8 +122,8 @@ def learned(tmp_path: Path) -> dict[str, Callable[[], fgn.Client]]:
     kinds = {"labels": ["no", "yes"], "categories": ["kind"]}
     gaps = {**listed, "missing": "mean"}
     return {
-        r"standardize = \{ mean": lambda: (
-            client_from_arrays("a", fgn.regression(1), (x, x[:, :1]), standardize=True).client
+        r"standardize = \{ mean": lambda: client_from_arrays(
+            "a", fgn.regression(1), (x, x[:, :1]), standardize=True
         ),
         "class_weights = ": lambda: fgn.Client(
             "a", fgn.classification(2, class_weights="balanced"), train=(x, two.astype(int))
@@ -151,7 +151,7 @@ def test_dp5_public_constants_take_its_place(tmp_path: Path) -> None:
     x, y = examples()
     constants = {"mean": [0.5] * toys.FEATURES, "std": [2.0] * toys.FEATURES}
     given = client_from_arrays("a", fgn.classification(3), (x, y), standardize=constants)
-    torch.testing.assert_close(given.client.train[0], torch.as_tensor((x - 0.5) / 2))
+    torch.testing.assert_close(given.train[0], torch.as_tensor((x - 0.5) / 2))
     path = tmp_path / "rows.csv"
     kinds = np.where(x[:, 0] > 0, "u", "v")
     lines = [f"{a},{k},{b}" for a, k, b in zip(x[:, 0], kinds, y, strict=True)]
@@ -162,7 +162,7 @@ def test_dp5_public_constants_take_its_place(tmp_path: Path) -> None:
         categories={"kind": ["u", "v"]}, standardize=more,
     )  # fmt: skip
     weighted = fgn.classification(3, class_weights=[1.0, 2.0, 1.0])
-    for client in (given.client, file.client, fgn.Client("a", weighted, train=(x, y))):
+    for client in (given, file.client, fgn.Client("a", weighted, train=(x, y))):
         width = client.train[0].shape[1]
         dtype = client.train[0].dtype
         run = train([with_terms(client)], lambda w=width, d=dtype: nn.Linear(w, 2).to(d))

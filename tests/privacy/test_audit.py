@@ -40,7 +40,7 @@ def client(name: str, canary: bool, **terms: float) -> fgn.Client:
         x, y = np.vstack([[1.0, 3.0], x]), np.vstack([[1e6], y])
     task, head = fgn.regression(1), nn.Linear(1, 1, bias=False).double()
     nn.init.ones_(head.weight)
-    made = client_from_arrays(name, task, (x, y), standardize=CONSTANTS).client
+    made = client_from_arrays(name, task, (x, y), standardize=CONSTANTS)
     privacy = fgn.Privacy(EPSILON, DELTA, loss_share=0.0) if terms else None
     return fgn.Client(
         name, task, train=made.train, head=head, scaling=made.scaling, privacy=privacy

@@ -12,7 +12,7 @@ from fedgradnorm._runs.reader import read_run
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments._config.config_file import clients_of
 from fedgradnorm.experiments._execute import execute
-from fedgradnorm.experiments._facts import facts_of
+from fedgradnorm.experiments._groups import facts_of
 
 RUN = """
 rounds = 2

@@ -36,7 +36,7 @@ def clients() -> list[fgn.Client]:
     return [
         fgn.Client("rain", rain, (X[:40], RAIN[:40]), test=(X[40:], RAIN[40:])),
         fgn.Client("dry", fgn.binary(pos_weight="balanced"), (X[:40], RAIN[:40])),
-        price.client,
+        price,
     ]
 
 

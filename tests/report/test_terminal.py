@@ -24,8 +24,8 @@ from fedgradnorm._report.tables import shown_grids, tasks_grid
 from fedgradnorm._report.terminal import fitted
 from fedgradnorm._runs.after.run_summary import WholeFrame
 from fedgradnorm._training.callbacks import Progress
+from fedgradnorm.experiments._compare import News, watched
 from fedgradnorm.experiments._config.config_file import load_config
-from fedgradnorm.experiments._jobs import News, watched
 from report.run_folders import write_run
 
 WIDTH = 80

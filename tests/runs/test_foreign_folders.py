@@ -217,3 +217,12 @@ def test_saving_to_a_place_that_cannot_be_written_has_a_way_out(tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(fgn.RunFolderError, match="choose another folder"):
         run.save(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300], ids=["null byte", "too long"])
+def test_a_name_that_no_file_can_have(tmp_path: Path, name: str) -> None:
+    run = fgn.train(toys.network(), toys.clients(), rounds=1)
+    with pytest.raises(fgn.RunFolderError, match="choose another folder"):
+        run.save(tmp_path / name)
+    with pytest.raises(fgn.RunFolderError, match="choose another file"):
+        run.export("corner", tmp_path / f"{name}.pt2")

@@ -16,7 +16,7 @@ from rich.text import Text
 from fedgradnorm._cli.output import err
 
 if TYPE_CHECKING:
-    from fedgradnorm.experiments._jobs import News, Watch
+    from fedgradnorm.experiments._compare import News, Watch
 
 PLAIN_SECONDS = 30.0
 

@@ -67,19 +67,12 @@ def prepare_mtfl(
         typer.Option(help="CSV of face boxes; default: mtfl_boxes.csv next to it, or ours."),
     ] = None,
     crop: Annotated[str, typer.Option(help="boxes, or whole pictures.")] = "boxes",
-    drop_bad: Drop = False,
 ) -> None:
     """Decode, crop and shrink every face of MTFL.zip or its folder."""
     from fedgradnorm.data import mtfl
 
     with data_bar("faces") as bar:
-        data = mtfl.prepare(
-            source,
-            boxes=boxes,
-            crop=crop,
-            on_bad="drop" if drop_bad else "error",
-            progress=bar,
-        )
+        data = mtfl.prepare(source, boxes=boxes, crop=crop, progress=bar)
     for split, counts in data.info["rows"].items():
         say(f"{split}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
     say(f"{'prepared' if data.fresh else 'already'} in {data.folder}")

@@ -1,7 +1,7 @@
 """FedGradNorm and the paper's baselines."""
 
 from fedgradnorm._methods.method import LOCAL, Method
-from fedgradnorm._runs.averaged import static_from_run
+from fedgradnorm._runs.history import static_from_run
 from fedgradnorm.weighting import Equal, GradNorm, Static, Steady
 
 PAPER = "Mortaheb, Vahapoglu, Ulukus 2022, algorithm 2"

@@ -36,7 +36,7 @@ from fedgradnorm._runs.checkpoint import write_atomically
 from fedgradnorm._runs.reader import SYNTHETIC, UNKNOWN_SEED, StoredRun
 from fedgradnorm._runs.task_lines import is_many
 from fedgradnorm._version import __version__
-from fedgradnorm.experiments._facts import facts_of, frozen
+from fedgradnorm.experiments._groups import facts_of, frozen
 from fedgradnorm.experiments._statistics import LEVEL
 from fedgradnorm.experiments._sweep import key_name, point_name, value_name
 

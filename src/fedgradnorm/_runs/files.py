@@ -34,7 +34,7 @@ def present(path: Path) -> bool:
         return False
     except (OSError, ValueError) as error:  # a null byte in a path is a ValueError
         where = shortened(str(path), 300)
-        raise RunFolderError(f"{where} cannot be read: {_reason(error)}") from error
+        raise RunFolderError(f"{where} cannot be read: {reason_of(error)}") from error
     return True
 
 
@@ -47,7 +47,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
                 raise RunFolderError(f"{path} is not a regular file; restore the run's own file")
             yield file
     except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path}: {_reason(error)}") from error
+        raise RunFolderError(f"{path}: {reason_of(error)}") from error
 
 
 def check_file(path: Path) -> None:
@@ -78,7 +78,8 @@ def flags(*names: str) -> int:
     return functools.reduce(operator.or_, (getattr(os, name, 0) for name in names))
 
 
-def _reason(error: OSError | ValueError) -> str:
+def reason_of(error: OSError | ValueError) -> str:
+    """What the system says, in words; of a link what is wrong with it."""
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
         return "is a symbolic link, which could lead out of the folder; restore the run's own file"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -89,11 +90,12 @@ def writing(folder: Path, way_out: str = GO_ON) -> Iterator[None]:
     """Turn what the system raises into a RunFolderError with a way out."""
     try:
         yield
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, ValueError) as error:  # a null byte in a path is a ValueError
+        reason = reason_of(error)
         if way_out is GO_ON and not folder.is_dir():
             reason, way_out = "it was removed while the run was training", "start the run again"
-        raise RunFolderError(f"{folder} cannot be written: {reason}; {way_out}") from error
+        where = shortened(str(folder), 300)
+        raise RunFolderError(f"{where} cannot be written: {reason}; {way_out}") from error
 
 
 def opened_to_write(path: Path, mode: str) -> IO[Any]:

@@ -15,7 +15,6 @@ from fedgradnorm._errors import FedGradNormError, RunFolderError, listed
 from fedgradnorm._round.settings import completed
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.csv_table import Table
-from fedgradnorm._runs.difference import difference
 from fedgradnorm._runs.files import check_file, check_folder, present, writing
 from fedgradnorm._runs.layout import (
     CHECKPOINT,
@@ -32,7 +31,13 @@ from fedgradnorm._runs.layout import (
 )
 from fedgradnorm._runs.locking import FolderLock
 from fedgradnorm._runs.log_lines import start_log
-from fedgradnorm._runs.manifest import UNCOMPARED, identity, read_manifest, write_manifest
+from fedgradnorm._runs.manifest import (
+    UNCOMPARED,
+    difference,
+    identity,
+    read_manifest,
+    write_manifest,
+)
 from fedgradnorm._runs.run import Run
 from fedgradnorm._runs.segments import Segments
 from fedgradnorm._runs.trained import write_models

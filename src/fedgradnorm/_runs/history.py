@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedgradnorm._errors import ConfigError
+from fedgradnorm._errors import ConfigError, RunFolderError
 from fedgradnorm._privacy.noise import NOT_PRIVATE
 from fedgradnorm._round.reports import COLUMNS, KEYS
 from fedgradnorm._runs.csv_table import Row, Table, columns_of, whole_rows
 from fedgradnorm._runs.files import read_file
+from fedgradnorm._runs.layout import METRICS
+from fedgradnorm._runs.manifest import read_manifest
+from fedgradnorm.weighting import Static
 
 SPENT = "epsilon"
 """What a private client has spent so far; a column only where there is one."""
@@ -53,3 +56,31 @@ def metric_columns(rows: Iterable[Row]) -> set[str]:
     """The columns of a history that are clients' metrics: only evaluations have them."""
     found = {column for row in rows if row["split"] != "batch" for column in row}
     return found - {*KEYS, *COLUMNS, SPENT, NOT_PRIVATE_EPSILON}
+
+
+def averaged_weights(folder: str | Path) -> dict[str, float]:
+    """Each client's mean weight over the rounds it took part in, of the finished run there."""
+    path = Path(folder)
+    manifest = read_manifest(path)
+    if not manifest["finished"]:
+        raise RunFolderError(f"{path} is not finished; resume it before its weights are averaged")
+    seen: dict[str, list[float]] = {name: [] for name in manifest["clients"]}
+    for row in read_history(path / METRICS).rows:
+        if row["split"] != "batch" or not row.get("active"):
+            continue
+        if row["client"] not in seen or "weight" not in row:
+            raise RunFolderError(f"{path / METRICS} is damaged: {row} is no row of this run")
+        seen[row["client"]].append(row["weight"])
+    return {name: sum(weights) / len(weights) for name, weights in seen.items() if weights}
+
+
+def static_from_run(folder: str) -> Static:
+    """A run's time-averaged weights, kept constant: is it the moving that helps, or the level?
+
+    Chen et al., "GradNorm" (2018), ask the same of their weights: "GradNorm static" in their
+    tables, section 5.3.
+
+    Args:
+        folder: folder of a finished run, whose mean weights are used.
+    """
+    return Static(averaged_weights(folder))

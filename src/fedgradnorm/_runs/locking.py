@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fedgradnorm._errors import RunFolderError
-from fedgradnorm._runs.files import CHOOSE, flags
+from fedgradnorm._runs.files import CHOOSE, flags, reason_of
 from fedgradnorm._runs.layout import LOCK
 
 PAUSE = 0.05
@@ -131,7 +131,7 @@ class FolderLock:
             except FileNotFoundError as error:  # whoever made the folder may have removed it
                 reason = str(error.strerror)
             except (OSError, ValueError) as error:
-                reason = str(getattr(error, "strerror", None) or error)
+                reason = reason_of(error)
                 break
         raise RunFolderError(f"{self.path} cannot be written: {reason}; {CHOOSE}")
 

@@ -123,7 +123,7 @@ def checked_clients(clients: object) -> list[Client]:
         raise DataError(f"clients must be a list of fgn.Client: {error}") from error
     for i, client in enumerate(given):
         if not isinstance(client, Client):
-            way = f"; give clients[{i}].client" if hasattr(client, "client") else ""
+            way = f"; give clients[{i}].client(name)" if hasattr(client, "client") else ""
             raise DataError(f"clients[{i}] must be an fgn.Client, not {type(client).__name__}{way}")
     return [row for client in given for row in client.rows]
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
 from fedgradnorm._client import SPLITS, Client
-from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._scaling import Scaling
+from fedgradnorm._errors import ConfigError, DataError, choose
+from fedgradnorm.data._files.encoding import Encoding
+from fedgradnorm.data._scaling import Scaling, moments_with_gaps
 from fedgradnorm.models._input_rows import Composite, Inputs
 from fedgradnorm.models._streamed.rows import Streamed, all_targets, changed, subset
 from fedgradnorm.tasks._task import Task
@@ -24,22 +25,8 @@ if TYPE_CHECKING:
 
     Pair = tuple[Any, Any]
 
+
 Standardize = bool | Literal["inputs", "targets"] | Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A client made from your own data, and what was learned about that data on the way.
-
-    The client carries ``scaling`` and ``label_names`` too, so a run's ``predict`` takes raw values.
-    ``label_names[i]`` is the label that class ``i`` had in the file; ``dropped`` gives the data
-    rows (counted from 1, header not counted) left out of each file under ``on_bad="drop"``.
-    """
-
-    client: Client
-    scaling: Scaling | None = None
-    label_names: tuple[str, ...] | None = None
-    dropped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def client_from_arrays(
@@ -53,7 +40,7 @@ def client_from_arrays(
     test_share: float = 0.0,
     standardize: Standardize = False,
     seed: int = 0,
-) -> Loaded:
+) -> Client:
     """A client from arrays or tensors ``(x, y)``.
 
     ``validation_share`` and ``test_share`` hold out that part of the training rows, drawn with
@@ -61,18 +48,19 @@ def client_from_arrays(
     training: True means inputs, and targets of a regression; ``"inputs"`` or ``"targets"`` one. A
     table ``{"mean": [...], "std": [...]}`` gives public constants instead, as a client with
     ``privacy`` needs them; ``target_mean`` and ``target_std`` are those of a regression's targets.
+    What was learned is the client's ``scaling``, so a run's ``predict`` takes raw values.
 
     >>> from fedgradnorm import regression
     >>> x = np.arange(20.0).reshape(10, 2)
-    >>> loaded = client_from_arrays("a", regression(1), (x, x[:, 0]), test_share=0.2)
-    >>> loaded.client.size, len(loaded.client.test[0])
+    >>> client = client_from_arrays("a", regression(1), (x, x[:, 0]), test_share=0.2)
+    >>> client.size, len(client.test[0])
     (8, 2)
     """
     inputs, targets = _sides(name, task, standardize)
     client = Client(name, task, train, test, validation)
     client = _hold_out(client, {"validation": validation_share, "test": test_share}, seed)
     if not (inputs or targets):
-        return Loaded(client)
+        return client
     plain = isinstance(_sample(client.train[0]), torch.Tensor)
     if inputs and not plain:
         raise ConfigError(
@@ -93,7 +81,7 @@ def client_from_arrays(
         for split in SPLITS
         if (pair := getattr(client, split)) is not None
     }
-    return Loaded(replace(with_splits(client, scaled), scaling=scaling), scaling)
+    return replace(with_splits(client, scaled), scaling=scaling)
 
 
 def single_inputs(x: Inputs) -> Inputs:
@@ -220,3 +208,103 @@ def _held_out_rows(name: str, size: int, split: str, share: float, there: bool) 
     if count == 0:
         raise DataError(f"{where} {share} of {size} rows is no row; raise it or set it to 0")
     return count
+
+
+How = Literal["pooled", "own", "none"]
+
+
+def scaled(clients: Sequence[Client], how: How) -> list[Client]:
+    """The clients with inputs of mean 0 and deviation 1, in single precision.
+
+    ``"pooled"`` learns means and deviations on the training rows of all of them together, so that
+    a number means the same to each; ``"own"`` on each client's own; ``"none"`` changes nothing.
+    """
+    choose(how, ("pooled", "own", "none"), "scaling")
+    if how == "none":
+        return [_rescaled(client, None) for client in clients]
+    if how == "own":
+        return [_rescaled(client, Scaling.fit(*client.train)) for client in clients]
+    return standardized_together(clients)
+
+
+def standardized_together(clients: Sequence[Client]) -> list[Client]:
+    """Clients with inputs standardised by the training rows of all of them.
+
+    A column that a client does not have counts for nothing, and is 0 there. Targets stay as each
+    client's own scaling left them.
+    """
+    tables = [_plain_inputs(client) for client in clients]
+    for client, x in zip(clients, tables, strict=True):
+        if x.shape[1:] != tables[0].shape[1:]:
+            raise DataError(
+                f"client {client.name!r}: its inputs have shape {tuple(x.shape[1:])} a row, those "
+                f"of {clients[0].name!r} {tuple(tables[0].shape[1:])}; standardize = 'pooled' "
+                "needs the same inputs at all clients"
+            )
+    gone = torch.stack([_absent(client, x) for client, x in zip(clients, tables, strict=True)])
+    unknown = gone & ~gone.all(0)  # at others there are values
+    known = [torch.where(own, torch.nan, x) for own, x in zip(unknown, tables, strict=True)]
+    mean, deviation = moments_with_gaps(torch.cat(known), "x")
+    return [
+        _rescaled(client, Scaling(mean.where(~own, 0.0), deviation.where(~own, 1.0)))
+        for client, own in zip(clients, gone, strict=True)
+    ]
+
+
+def _plain_inputs(client: Client) -> torch.Tensor:
+    x = client.train[0]
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        raise ConfigError(
+            f"client {client.name!r}: standardize = 'pooled' is for one table, image or signal of "
+            "numbers in memory; use standardize = true"
+        )
+    return x
+
+
+def _absent(client: Client, x: torch.Tensor) -> torch.Tensor:
+    """Which numbers of a row come from columns that the client does not have."""
+    gone = torch.zeros(x.shape[1], *[1] * (x.ndim - 2), dtype=torch.bool)
+    if isinstance(client.encoding, Encoding):
+        columns = client.encoding.columns
+        gone[:] = torch.tensor([column.absent for column in columns for _ in column.names()])
+    return gone
+
+
+def _rescaled(client: Client, inputs: Scaling | None) -> Client:
+    """The client with its inputs scaled in this way, in single precision."""
+
+    def merged(own: Any) -> Any:
+        if own is None or inputs is None:
+            return own or inputs
+        return replace(own, input_mean=inputs.input_mean, input_std=inputs.input_std)
+
+    splits = {}
+    for split in SPLITS:
+        if (pair := getattr(client, split)) is not None:
+            x = torch.as_tensor(pair[0])
+            x = x if inputs is None else inputs.scale_inputs(x)
+            splits[split] = x.float(), pair[1]
+    own: Any = client.scaling  # of several tasks, a table by task
+    if client.tasks is None:
+        scaling = merged(own)
+    else:
+        scaling = {key: merged((own or {}).get(key)) for key in client.tasks}
+    return replace(with_splits(client, splits), scaling=scaling)
+
+
+def chosen(what: str, given: Any, known: Sequence[Any]) -> list[Any]:
+    """Some of what a data set has, by name or number; None means all."""
+    names = [given] if isinstance(given, str) else known if given is None else given
+    if not isinstance(names, Sequence) or not names:
+        raise ConfigError(
+            f"{what} must be a list of at least one, from {known[0]!r} to {known[-1]!r}, "
+            f"not {given!r}"
+        )
+    for one in names:
+        if isinstance(known[0], str):
+            choose(str(one), known, what.removesuffix("s"))
+        elif isinstance(one, bool) or one not in known:
+            raise ConfigError(f"{what}: {one!r} is none of {known[0]} .. {known[-1]}")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{what}: one stands twice in {list(names)}; name each once")
+    return list(names)

@@ -160,12 +160,9 @@ def _store(root: Path, entry: Path, arrays: Arrays, body: dict[str, Any]) -> Non
 def _move_into_place(place: Path, entry: Path) -> None:
     """Rename ``place`` to ``entry``; a sound entry made meanwhile by another process is left."""
     for _ in range(8):
-        try:
+        with suppress(OSError):  # something has this name
             place.rename(entry)
             return
-        except OSError:
-            if not entry.exists():
-                raise
         if _existing(entry) is not None:
             return
         aside = Path(tempfile.mkdtemp(prefix=f".{entry.name}-old-", dir=entry.parent))

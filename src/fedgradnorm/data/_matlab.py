@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgradnorm._client import Client
-from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._arrays import client_from_arrays
-from fedgradnorm.data._files.rows import missing_name, usable
+from fedgradnorm._errors import DataError
+from fedgradnorm.data._arrays import How, chosen, client_from_arrays, scaled
+from fedgradnorm.data._files.tables import missing_name, usable
 from fedgradnorm.data._paths import is_file
-from fedgradnorm.data._pooled import How, scaled
 from fedgradnorm.tasks._task import Task
 
 Matrix = NDArray[np.float64]
@@ -174,24 +173,9 @@ class Cells:
     ) -> list[Client]:
         """A client for each of ``numbers``, counted from 1 as MATLAB does; None means all."""
         cells, made = self.read(path), []
-        for number in self._chosen(numbers, len(cells)):
+        for number in chosen(f"{self.unit}s", numbers, range(1, len(cells) + 1)):
             x, y = cells[number - 1]
             rows = x, y[:, 0].astype(np.float32)
-            loaded = client_from_arrays(f"{self.unit}-{number}", task, rows, **options)
-            made.append(replace(loaded.client, labels=self.classes))
+            client = client_from_arrays(f"{self.unit}-{number}", task, rows, **options)
+            made.append(replace(client, labels=self.classes))
         return scaled(made, scaling)
-
-    def _chosen(self, numbers: Sequence[int] | None, count: int) -> list[int]:
-        if numbers is None:
-            return list(range(1, count + 1))
-        what = f"{self.unit}s"
-        if not isinstance(numbers, list | tuple | range) or not numbers:
-            raise ConfigError(
-                f"{what} must be a list of numbers from 1 to {count}, not {numbers!r}"
-            )
-        for number in numbers:
-            if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= count:
-                raise ConfigError(f"{what}: {number!r} is none of 1 .. {count}")
-        if len(set(numbers)) < len(numbers):
-            raise ConfigError(f"{what}: a number stands twice in {list(numbers)}; name each once")
-        return list(numbers)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from fedgradnorm._checks import whole
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._arrays import random_generator, rows_of
@@ -81,7 +82,7 @@ class Iid(Partitioner):
     name: ClassVar[str] = "iid"
 
     def __post_init__(self) -> None:
-        _whole("parts", self.parts)
+        whole("parts", self.parts, 1)
 
     def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
         if len(labels) < self.parts:
@@ -110,7 +111,7 @@ class Size(Partitioner):
         if not sizes:
             raise ConfigError("sizes must name at least one part")
         for size in sizes:
-            _whole("sizes", size)
+            whole("sizes", size, 1)
         object.__setattr__(self, "sizes", sizes)
 
     def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
@@ -139,7 +140,7 @@ class Linear(Partitioner):
     name: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
-        _whole("parts", self.parts)
+        whole("parts", self.parts, 1)
 
     def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
         rows, units = len(labels), self.parts * (self.parts + 1) // 2
@@ -177,8 +178,8 @@ class Dirichlet(Partitioner):
     by_label: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _whole("parts", self.parts)
-        _whole("min_size", self.min_size)
+        whole("parts", self.parts, 1)
+        whole("min_size", self.min_size, 1)
         if not isinstance(self.alpha, (int, float)):
             object.__setattr__(self, "alpha", tuple(self.alpha))
         values = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
@@ -239,8 +240,8 @@ class Pathological(Partitioner):
     by_label: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _whole("parts", self.parts)
-        _whole("classes_per_part", self.classes_per_part)
+        whole("parts", self.parts, 1)
+        whole("classes_per_part", self.classes_per_part, 1)
         choose(self.assignment, ("random", "first-deterministic", "deterministic"), "assignment")
 
     def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
@@ -330,11 +331,6 @@ def partition_client(client: Client, partitioner: Partitioner, seed: int) -> lis
         replace(client, name=f"{client.name}-{i}", task=task, train=rows_of(train, rows))
         for i, rows in enumerate(parts)
     ]
-
-
-def _whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
 def _class_labels(given: Labels | int, who: str) -> NDArray[Any]:

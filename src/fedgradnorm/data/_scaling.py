@@ -90,7 +90,7 @@ class Scaling:
             of_x, of_y = _streamed_moments(x, y, inputs, targets)
         else:
             of_x = _moments(_tensor(x, "x"), "x") if inputs else (None, None)
-            of_y = _moments_of_labels(_rows(_tensor(y, "y"))) if targets else (None, None)
+            of_y = moments_with_gaps(_rows(_tensor(y, "y")), "y") if targets else (None, None)
         return cls(of_x[0], of_x[1], of_y[0], of_y[1])
 
     def scale_inputs(self, x: Array) -> Tensor:
@@ -144,12 +144,12 @@ def _rows(y: Tensor) -> Tensor:
     return y[:, None] if y.ndim == 1 else y
 
 
-def _moments_of_labels(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each target, of those of its labels that are there (not NaN)."""
+def moments_with_gaps(y: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each column, of those of its numbers that are there (not NaN)."""
     if not y.is_floating_point() or not bool(y.isnan().any()):
-        return _moments(y, "y")
+        return _moments(y, name)
     columns = [y[:, k][~y[:, k].isnan()][:, None] for k in range(y.shape[1])]
-    means, deviations = zip(*(_moments(column, "y") for column in columns), strict=True)
+    means, deviations = zip(*(_moments(column, name) for column in columns), strict=True)
     shape = (y.shape[1], *[1] * (y.ndim - 2))
     return torch.cat(means).reshape(shape), torch.cat(deviations).reshape(shape)
 
@@ -158,7 +158,7 @@ def _streamed_moments(x: Streamed, y: Any, inputs: bool, targets: bool) -> tuple
     """The same of rows that are read batch by batch, in one pass over them."""
     of_x, of_y, shape = Moments(), Moments(), [1] * (len(_rows(y[:1]).shape) - 2)
     if not inputs and isinstance(y, Tensor):
-        return (None, None), _moments_of_labels(_rows(y)) if targets else (None, None)
+        return (None, None), moments_with_gaps(_rows(y), "y") if targets else (None, None)
     log.info("%s: reading all %d rows once, to standardise", x.feed.where, len(x))
     for part, labels in pieces(x, y, max(64, NUMBERS_AT_ONCE // max(1, x.numbers))):
         assert isinstance(part, Tensor)

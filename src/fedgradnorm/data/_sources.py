@@ -126,8 +126,6 @@ def _from_files(
         what = f"client {given['name']!r} of data source 'files'"
         check_options(what, given, options_of(function))
         together = given.get("standardize") == "pooled"
-        if together:
-            given["standardize"] = _beside_pooled(given)
         for client in _call(what, partial(function, **given)):
             if together:
                 pooled.append(len(made))
@@ -135,20 +133,13 @@ def _from_files(
         if progress:
             progress(number, len(tables))
     if pooled:
-        from fedgradnorm.data._pooled import standardized_together
+        from fedgradnorm.data._arrays import standardized_together
 
         for place, client in zip(
             pooled, standardized_together([made[i] for i in pooled]), strict=True
         ):
             made[place] = client
     return [row for client in made for row in client.rows]
-
-
-def _beside_pooled(given: Mapping[str, Any]) -> str | bool:
-    """What each client standardises itself where inputs are pooled over several tables."""
-    tasks = given.get("tasks")
-    kinds = [t.get("task") for t in tasks.values()] if isinstance(tasks, Mapping) else []
-    return "targets" if "regression" in (*kinds, given.get("task")) else False
 
 
 def _call(what: str, function: Callable[[], Any]) -> Any:

@@ -20,14 +20,12 @@ from numpy.typing import NDArray
 from fedgradnorm._checks import number, shown, whole
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError, choose
-from fedgradnorm.data._arrays import random_generator
+from fedgradnorm.data._arrays import How, chosen, random_generator, scaled
 from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
-from fedgradnorm.data._files.reading import numbers
-from fedgradnorm.data._files.rows import each, text_of
-from fedgradnorm.data._files.tables import Cells, read_table
+from fedgradnorm.data._files.loading import numbers
+from fedgradnorm.data._files.tables import Cells, each, read_table, text_of
 from fedgradnorm.data._metrics import auc
 from fedgradnorm.data._paths import find_data
-from fedgradnorm.data._pooled import How, scaled
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification, regression
 from fedgradnorm.tasks._task import Task
@@ -158,17 +156,12 @@ def _plan(
     stations: Sequence[str] | None, tasks: Sequence[str] | Mapping[str, str], known: Sequence[str]
 ) -> dict[str, str]:
     """The task of each station that takes part."""
-    if stations is None:
-        stations = list(tasks) if isinstance(tasks, Mapping) else known
-    for what, names in (("stations", stations), ("tasks", tasks)):
-        listed = isinstance(names, Sequence | Mapping) and not isinstance(names, str)
-        if not listed or not all(isinstance(name, str) for name in names) or not names:
-            raise ConfigError(f"beijing: {what} must name at least one, not {names!r}")
-    for station in stations:
-        choose(station, known, "station")
-    if len(set(stations)) < len(stations):
-        raise ConfigError(f"beijing: a station stands twice in {list(stations)}; name each once")
+    if stations is None and isinstance(tasks, Mapping):
+        stations = list(tasks)
+    stations = chosen("stations", stations, known)
     if not isinstance(tasks, Mapping):
+        if isinstance(tasks, str) or not isinstance(tasks, Sequence) or not tasks:
+            raise ConfigError(f"beijing: tasks must name at least one, not {tasks!r}")
         tasks = {station: tasks[i % len(tasks)] for i, station in enumerate(stations)}
     for station in stations:
         if station not in tasks:

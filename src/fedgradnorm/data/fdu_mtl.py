@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from fedgradnorm._checks import whole
 from fedgradnorm._client import Client
-from fedgradnorm._errors import DataError, choose
-from fedgradnorm.data._arrays import held_out
+from fedgradnorm._errors import DataError
+from fedgradnorm.data._arrays import chosen, held_out
 from fedgradnorm.data._files.tables import opened
 from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._source import Source
@@ -69,10 +69,9 @@ def clients(
     """
     path = find_data(source, (FILE,), "fdu_mtl")
     words, length = whole("words", words, 2), whole("length", length, 0)
-    chosen = dict.fromkeys([domains] if isinstance(domains, str) else domains)
+    names = chosen("domains", domains, DOMAINS)
     task, made = classification(2, name="sentiment"), list[Client]()
-    for name in chosen:
-        choose(name, DOMAINS, "domain")
+    for name in names:
         texts = {split: _read(path, f"{name}.task.{split}") for split in ("train", "test")}
         drawn = held_out(name, len(texts["train"]), {"validation": validation_share}, (), seed)
         train = drawn.get("train", np.arange(len(texts["train"])))
@@ -93,7 +92,7 @@ def clients(
             )
         )
         if progress:
-            progress(len(made), len(chosen))
+            progress(len(made), len(names))
     return made
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedgradnorm._checks import whole
 from fedgradnorm._client import Client
-from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._arrays import client_from_arrays
+from fedgradnorm._errors import DataError
+from fedgradnorm.data._arrays import How, chosen, client_from_arrays, rows_of, scaled
 from fedgradnorm.data._files.archives import read_arrays
 from fedgradnorm.data._paths import find_data
-from fedgradnorm.data._pooled import How, scaled
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification
 
@@ -61,29 +61,20 @@ def clients(
     fits = x.shape[1:] == (9, 128) and x.dtype.kind == "f" and y.shape == who.shape == x.shape[:1]
     if not fits or not len(x) or not np.isin(y, range(6)).all():
         raise DataError(f"{path}: not the arrays of HAR; use the file that its page describes")
-    known = np.unique(who).tolist()
-    chosen = known if people is None else people
-    if not isinstance(chosen, list | tuple | range) or not chosen or set(chosen) - set(known):
-        raise ConfigError(f"people must be a list of numbers from {known[0]} to {known[-1]}")
     task, made = classification(6, name="activity"), []
-    for person in dict.fromkeys(chosen):
+    for person in chosen("people", people, np.unique(who).tolist()):
         own = who == person
-        loaded = client_from_arrays(
+        client = client_from_arrays(
             f"person-{person}", task, (x[own].astype(np.float32), y[own].astype(np.int64)),
             test_share=test_share, validation_share=validation_share, seed=seed,
         )  # fmt: skip
-        client = replace(loaded.client, labels=LABELS)
-        made.append(client if rows is None else _fewer(client, rows, [seed, int(person)]))
+        client = replace(client, labels=LABELS)
+        if rows is not None:
+            order = np.random.default_rng([seed, int(person)]).permutation(client.size)
+            some = np.sort(order[: whole("har: rows", rows, 1)])
+            client = replace(client, train=rows_of(client.train, some))
+        made.append(client)
     return scaled(made, scaling)
-
-
-def _fewer(client: Client, rows: int, seed: list[int]) -> Client:
-    """The client with so many of its training rows."""
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise ConfigError(f"har: rows must be a whole number of at least 1, not {rows!r}")
-    x, y = client.train
-    at = np.sort(np.random.default_rng(seed).permutation(len(x))[:rows])
-    return replace(client, train=(x[at], y[at]))
 
 
 Source("har", clients, "smartphone activity: 30 people", ("path",)).register()

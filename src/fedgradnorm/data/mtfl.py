@@ -25,12 +25,11 @@ from numpy.typing import NDArray
 from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import DataError, choose
-from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
+from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._cache import cached, fingerprint
 from fedgradnorm.data._face_clients import Allocation, check_enough, face_clients, task_sizes
-from fedgradnorm.data._files.rows import number_of
-from fedgradnorm.data._files.tables import read_table
-from fedgradnorm.data._images import Box, all_inside, crop_resize, decode_grey, to_crop
+from fedgradnorm.data._files.images import Box, all_inside, crop_resize, decode_grey, to_crop
+from fedgradnorm.data._files.tables import number_of, read_table
 from fedgradnorm.data._paths import find_data, user_path
 from fedgradnorm.data._source import Source
 
@@ -55,6 +54,7 @@ BOXES = "mtfl_boxes.csv"
 OWN_BOXES = Path(__file__).with_name("mtfl_boxes.zip") / BOXES
 """The boxes of the published experiments; which detector made them was not recorded."""
 NAMES = ("MTFL.zip", "MTFL")
+AGAIN = "download the archive again"
 NO_BOX, OUTSIDE = "without a box", "landmark outside the box"
 
 _FIELDS = 15
@@ -115,7 +115,6 @@ def prepare(
     crop: str = "boxes",
     landmarks: Unit = "pixels",
     drop_outside: bool = False,
-    on_bad: OnBad = "error",
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> MTFL:
@@ -125,12 +124,10 @@ def prepare(
     FEDGRADNORM_DATA). ``crop="boxes"`` takes face boxes from a CSV (default: mtfl_boxes.csv next to
     the source, else the package's) and leaves out pictures without one; ``drop_outside`` also
     leaves out faces with a landmark outside its box.
-    ``landmarks`` are in pixels of the crop (0 .. 40) or in [0, 1] ("unit"). ``on_bad="drop"``
-    leaves out bad rows, counts and lists them in ``info``; "error" stops at the first.
+    ``landmarks`` are in pixels of the crop (0 .. 40) or in [0, 1] ("unit").
     """
     choose(crop, ("boxes", "whole"), "crop")
     choose(landmarks, ("pixels", "unit"), "landmarks")
-    choose(on_bad, ("error", "drop"), "on_bad")
     path = find_data(source, NAMES, "mtfl")
     box_file = _box_file(path, boxes) if crop == "boxes" else None
     with _opened(path) as files:
@@ -139,15 +136,12 @@ def prepare(
             "source": files.fingerprint(),
             "boxes": box_file and fingerprint(_stored_in(box_file)),
             "drop_outside": drop_outside and crop == "boxes",
-            "on_bad": on_bad,
             "size": SIZE,
         }
         prepared = cached(
-            "mtfl", key, lambda: _build(files, box_file, drop_outside, BadRows(on_bad), progress),
-            folder=cache,
-        )  # fmt: skip
+            "mtfl", key, lambda: _build(files, box_file, drop_outside, progress), folder=cache
+        )
     info = prepared.info
-    tell_dropped(info["bad"], path)
     for split, counts in info["rows"].items():
         logger.info("MTFL %s: %s (%s)", split, counts, "decoded" if prepared.fresh else "cached")
     # Kept once, in [0, 1]: the same cache serves both units.
@@ -170,7 +164,6 @@ def clients(
     loss_scale: Mapping[str, float] | None = None,
     tasks: Sequence[str] = TASKS,
     drop_outside: bool = False,
-    on_bad: OnBad = "error",
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Client]:
@@ -197,14 +190,13 @@ def clients(
         loss_scale: a factor on a task's loss, by the task's name.
         tasks: one client each, or clients_per_task of them.
         drop_outside: leave out faces with a landmark outside the crop.
-        on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
         cache: folder of the prepared arrays; the user's cache folder by default.
         progress: called with (done, total) now and then; not for configs.
     """
     sizes = task_sizes(allocation, tasks, TASKS, clients_per_task, rows)
     data = prepare(
         source, boxes=boxes, crop=crop, landmarks=landmarks, drop_outside=drop_outside,
-        on_bad=on_bad, cache=cache, progress=progress,
+        cache=cache, progress=progress,
     )  # fmt: skip
     if rows is not None:
         check_enough(sizes, clients_per_task, len(data.train))
@@ -229,40 +221,27 @@ def _stored_in(boxes: Path) -> Path:
 
 
 def _build(
-    files: _Files,
-    box_file: Path | None,
-    drop_outside: bool,
-    bad: BadRows[str],
-    progress: Progress | None,
+    files: _Files, box_file: Path | None, drop_outside: bool, progress: Progress | None
 ) -> tuple[dict[str, NDArray[Any]], dict[str, object]]:
     """Decode both splits; what comes back is what the cache keeps."""
-    start = time.perf_counter()
-    tables = {
-        split: parse_annotations(_text(files, name), name, bad)
-        for split, name in ANNOTATIONS.items()
-    }
-    boxes = parse_boxes(box_file, bad) if box_file else None
-    total = sum(len(table.paths) for table in tables.values())
-    arrays: dict[str, NDArray[Any]] = {}
-    rows: dict[str, dict[str, int]] = {}
-    done = 0
+    start, tables = time.perf_counter(), dict[str, Annotations]()
+    for split, name in ANNOTATIONS.items():
+        try:
+            content = files.read(name)
+        except ValueError as error:
+            raise DataError(f"{name}: {error}; use the complete archive") from error
+        tables[split] = parse_annotations(content, name)
+    boxes = parse_boxes(box_file) if box_file else None
+    total, done = sum(len(table.paths) for table in tables.values()), 0
+    arrays, rows = dict[str, NDArray[Any]](), dict[str, dict[str, int]]()
     for split, table in tables.items():
-        base = done
-        step = (lambda n, base=base: progress(base + n, total)) if progress else None
+        step = (lambda n, base=done: progress(base + n, total)) if progress else None
         made, rows[split] = _crop_faces(
-            ANNOTATIONS[split], table, files.read, boxes, drop_outside, bad, step
+            ANNOTATIONS[split], table, files.read, boxes, drop_outside, step
         )
         arrays |= {f"{split}_{name}": array for name, array in made.items()}
         done += len(table.paths)
-    seconds = round(time.perf_counter() - start, 3)
-    return arrays, {"rows": rows, "bad": bad.messages, "seconds": seconds}
-
-
-def _text(files: _Files, name: str) -> bytes:
-    try:
-        return files.read(name)
-    except ValueError as error:
-        raise DataError(f"{name}: {error}; use the complete archive") from error
+    return arrays, {"rows": rows, "seconds": round(time.perf_counter() - start, 3)}
 
 
 def _split(arrays: Mapping[str, NDArray[Any]], split: str, scale: np.float32) -> Split:
@@ -374,48 +353,38 @@ class Annotations:
     labels: NDArray[np.int64]
 
 
-def parse_annotations(content: bytes, name: str, bad: BadRows[str]) -> Annotations:
+def parse_annotations(content: bytes, name: str) -> Annotations:
     """Read ``training.txt`` or ``testing.txt``: 15 fields a row, either slash, any line ending."""
-    paths: list[str] = []
-    rows: list[int] = []
-    landmarks: list[list[float]] = []
-    labels: list[list[int]] = []
+    rows = []
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            path, points, classes = _row(line)
-        except ValueError as error:
-            bad.add(f"{name}, row {number}", str(error))
-            continue
-        paths.append(path)
-        rows.append(number)
-        landmarks.append(points)
-        labels.append(classes)
-    if not paths:
+        if line.strip():
+            try:
+                rows.append((number, *_row(line)))
+            except ValueError as error:
+                raise DataError(f"{name}, row {number}: {error}; {AGAIN}") from error
+    if not rows:
         raise DataError(f"{name}: no usable row; is this MTFL's annotation file?")
+    numbers, paths, landmarks, labels = zip(*rows, strict=True)
     return Annotations(
-        paths, np.array(rows, np.int64), np.array(landmarks, np.float64), np.array(labels, np.int64)
+        list(paths), np.array(numbers, np.int64), np.array(landmarks), np.array(labels, np.int64)
     )
 
 
-def parse_boxes(path: Path, bad: BadRows[str]) -> dict[str, Box]:
+def parse_boxes(path: Path) -> dict[str, Box]:
     """Read the CSV of face boxes (path, x0, y0, x1, y1 and, optionally, score).
 
     If an image has several boxes, the one with the highest score counts, and the first of equals.
     """
-    rows: BadRows[int] = BadRows("drop" if bad.on_bad == "drop" else "error", str(path))
-    table = read_table(path, None, rows)
-    corners = ("x0", "y0", "x1", "y1")
+    bad: BadRows[int] = BadRows("drop", str(path))
+    table, corners = read_table(path, None, bad), ("x0", "y0", "x1", "y1")
     if missing := [name for name in ("path", *corners) if name not in table.frame]:
         raise DataError(
             f"{path}: no column {', '.join(missing)}; the first line must read "
             "path,x0,y0,x1,y1,score"
         )
-    scored = "score" in table.frame
-    numbers = {name: table[name] for name in (*corners, *(["score"] if scored else []))}
+    known = [name for name in (*corners, "score") if name in table.frame]
+    numbers, names = {name: table[name] for name in known}, table["path"]
     best: dict[str, tuple[float, Box]] = {}
-    names = table["path"]
     for i in table.places.good().tolist():
         try:
             x0, y0, x1, y1, *score = (_number(cells[i], n) for n, cells in numbers.items())
@@ -429,7 +398,8 @@ def parse_boxes(path: Path, bad: BadRows[str]) -> dict[str, Box]:
             continue
         if image not in best or found[0] > best[image][0]:
             best[image] = found
-    bad.reasons |= {f"{path.name}, {why}": f"{path.name}, {why}" for why in rows.messages}
+    if bad.messages:
+        raise DataError(f"{path}, {bad.messages[0]}; correct it, or remove the row")
     return {image: box for image, (_, box) in best.items()}
 
 
@@ -485,7 +455,6 @@ def _crop_faces(
     read: Callable[[str], bytes],
     boxes: Mapping[str, Box] | None,
     drop_outside: bool,
-    bad: BadRows[str],
     progress: Callable[[int], None] | None,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
     """Arrays of the rows that could be used, and how many were used and left out, by reason.
@@ -493,8 +462,8 @@ def _crop_faces(
     Without ``boxes`` whole pictures are taken; landmarks are in [0, 1].
     """
 
-    def face(index: int) -> Face | str | ValueError:
-        """The crop and its landmarks, the option that leaves the row out, or what is wrong."""
+    def face(index: int) -> Face | str:
+        """The crop and its landmarks, or the option that leaves the row out."""
         path, points, box = table.paths[index], table.landmarks[index], None
         if boxes is not None and (box := boxes.get(path)) is None:
             return NO_BOX
@@ -509,13 +478,15 @@ def _crop_faces(
                 )
             return crop_resize(picture, box, SIZE), to_crop(points, box or whole, 1.0)
         except ValueError as error:
-            return error
+            raise DataError(
+                f"{name}, row {table.rows[index]} ({path}): {error}; {AGAIN}"
+            ) from error
 
     count = len(table.paths)
     images = np.empty((count, 1, SIZE, SIZE), np.uint8)
     points = np.empty((count, 10), np.float32)
     kept: list[int] = []
-    counts = {"read": count, "used": 0, "bad": 0}
+    counts = {"read": count, "used": 0}
     if boxes is not None:
         counts |= {NO_BOX: 0} | ({OUTSIDE: 0} if drop_outside else {})
     # Pillow decodes and resizes without the interpreter lock, so threads do help.
@@ -524,9 +495,6 @@ def _crop_faces(
         for index, found in enumerate(pool.map(face, range(count))):
             if isinstance(found, str):
                 counts[found] += 1
-            elif isinstance(found, ValueError):
-                bad.add(f"{name}, row {table.rows[index]} ({table.paths[index]})", str(found))
-                counts["bad"] += 1
             else:
                 images[len(kept), 0], points[len(kept)] = found
                 kept.append(index)

@@ -15,11 +15,10 @@ import numpy as np
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import DataError, choose
-from fedgradnorm.data._arrays import held_out
-from fedgradnorm.data._files.rows import usable
+from fedgradnorm.data._arrays import How, chosen, held_out, scaled
+from fedgradnorm.data._files.tables import usable
 from fedgradnorm.data._matlab import check_numbers, read_matlab
 from fedgradnorm.data._paths import find_data
-from fedgradnorm.data._pooled import How, scaled
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import regression
 
@@ -56,8 +55,7 @@ def clients(
         seed: decides which rows go where; the run's own unless given.
     """
     choose(inputs, ("disjoint", "shared"), "inputs")
-    for joint in [joints] if isinstance(joints, str) else joints:
-        choose(joint, JOINTS, "joint")
+    names = chosen("joints", joints, JOINTS)
     path = find_data(source, (FILE,), "sarcos")
     table = read_matlab(path, [Path(FILE).stem])[Path(FILE).stem]
     if isinstance(table, list) or table.shape[1] != 28 or not len(table):
@@ -67,7 +65,7 @@ def clients(
     drawn = held_out("sarcos", len(table), shares, (), seed) or {"train": np.arange(len(table))}
     order = np.random.default_rng([seed, len(table)]).permutation(drawn["train"])
     made = []
-    for name in dict.fromkeys([joints] if isinstance(joints, str) else joints):
+    for name in names:
         k = JOINTS.index(name)
         own = drawn if inputs == "shared" else {**drawn, "train": np.sort(order[k::7])}
         y = table[:, 21 + k].astype(np.float32)

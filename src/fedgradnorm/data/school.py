@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgradnorm._client import Client
+from fedgradnorm.data._arrays import How
 from fedgradnorm.data._matlab import Cells
 from fedgradnorm.data._paths import find_data
-from fedgradnorm.data._pooled import How
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import regression
 

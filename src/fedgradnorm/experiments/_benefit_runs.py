@@ -16,11 +16,17 @@ from fedgradnorm._runs.loading import load
 from fedgradnorm._training.benefit import warn_of_overfitting
 from fedgradnorm._training.inputs import usable_device
 from fedgradnorm.data._sources import DataProgress
+from fedgradnorm.experiments._compare import (
+    Trial,
+    Watch,
+    is_finished,
+    run_in_parallel,
+    run_name,
+    watched,
+)
 from fedgradnorm.experiments._config.config_file import Config, build, check
 from fedgradnorm.experiments._entries import Entry
 from fedgradnorm.experiments._execute import LoadedData, execute, load_data, output_folder
-from fedgradnorm.experiments._jobs import Watch, run_in_parallel, watched
-from fedgradnorm.experiments._trials import Trial, is_finished, run_name
 
 Pair = tuple[Trial, Trial]
 """A seed's two runs: joined, and alone."""

@@ -2,17 +2,345 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from fedgradnorm._errors import TrainingError
+from fedgradnorm._checks import shortened
+from fedgradnorm._errors import ConfigError, Interrupted, RunFolderError, TrainingError
+from fedgradnorm._runs.files import present
+from fedgradnorm._runs.layout import CONFIG, MANIFEST
+from fedgradnorm._runs.manifest import difference, read_manifest
+from fedgradnorm._training.callbacks import Progress
 from fedgradnorm._training.inputs import usable_device
+from fedgradnorm._training.interrupt import deferred_interrupt
 from fedgradnorm.data._sources import DataProgress
 from fedgradnorm.experiments._config.config_file import Config, check
-from fedgradnorm.experiments._entries import FROZEN_FROM, read_entries
-from fedgradnorm.experiments._execute import LoadedData, execute, load_data, output_folder
-from fedgradnorm.experiments._jobs import Watch, run_in_parallel, watched
-from fedgradnorm.experiments._trials import Trial, plan
+from fedgradnorm.experiments._entries import FROZEN_FROM, Entry, read_entries
+from fedgradnorm.experiments._execute import (
+    LoadedData,
+    execute,
+    load_data,
+    output_folder,
+    resume_config,
+)
+from fedgradnorm.experiments._sweep import Point, felt_by, file_name, point_name, points
+
+Facts = Mapping[str, object]
+
+MOST = 100_000
+"""Runs of one comparison."""
+
+LONGEST = 200
+"""Bytes of a run folder's name; file systems allow 255."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a comparison: what it is, where it is, and whether it was there already."""
+
+    entry: Entry
+    config: Config
+    folder: Path
+    finished: bool
+
+    @property
+    def title(self) -> str:
+        """The method with what is its own, the point and the seed."""
+        point = point_name(self.config.point)
+        return " ".join(filter(None, (self.entry.label, point, f"seed {self.config.seed}")))
+
+
+def plan(config: Config, entries: Sequence[Entry], seeds: int, folder: Path) -> list[Trial]:
+    """Every run, seed by seed and point by point; what a method does not feel is run once."""
+    swept = points(config.sweep)
+    if seeds * len(swept) * len(entries) > MOST:
+        raise ConfigError(
+            f"{len(entries)} methods x {seeds} seeds x {len(swept)} points of the sweep are more "
+            f"than {MOST} runs; make several comparisons of it"
+        )
+    trials: dict[Path, Trial] = {}
+    for seed in range(config.seed, config.seed + seeds):
+        for point in swept:
+            for entry in entries:
+                trial = _trial(config, entry, seed, point, folder)
+                _refuse_twin(trial, [t for t in trials.values() if t.config.seed == seed])
+                trials.setdefault(trial.folder, trial)
+    return list(trials.values())
+
+
+def _refuse_twin(trial: Trial, others: Sequence[Trial]) -> None:
+    """Refuse an entry that is another one in all but its words, or would lie in its folder."""
+    for other in others:
+        mine, theirs = trial.entry, other.entry
+        if mine.method != theirs.method or mine == theirs:
+            continue
+        if trial.folder == other.folder or _essence(trial.config) == _essence(other.config):
+            raise ConfigError(
+                f"{trial.entry.label!r} and {other.entry.label!r} are one and the same run"
+            )
+
+
+def _trial(config: Config, entry: Entry, seed: int, point: Point, parent: Path) -> Trial:
+    method = entry.method
+    source = FROZEN_FROM if entry.needs_a_run else method
+    felt = felt_by(point, source)
+    changes = {**config.compare.changes(method), **felt_by(felt, method)}
+    if entry.needs_a_run:
+        changes["weighting.folder"] = str(parent / run_name(source, seed, felt))
+    wanted = config.variant(method, seed, changes, felt, entry.own)
+    place = parent / run_name(entry.label, seed, felt)
+    return Trial(entry, wanted, place, is_finished(wanted, place))
+
+
+def run_name(label: str, seed: int, point: Point) -> str:
+    """The folder's name of a run."""
+    name = file_name("-".join(filter(None, (label, point_name(point), f"seed{seed}"))))
+    if len(name.encode()) > LONGEST:
+        raise ConfigError(
+            f"a folder cannot be called {shortened(name, 100)!r}: its own settings and points "
+            f"of a sweep must be shorter than {LONGEST} bytes"
+        )
+    return name
+
+
+def is_finished(config: Config, folder: Path) -> bool:
+    """Whether this run is there and done; a run of another config in its place is an error."""
+    if not present(folder / CONFIG):
+        return False
+    there, wanted = _essence(resume_config(folder)), _essence(config)
+    if there != wanted:
+        raise RunFolderError(
+            f"{folder} holds a run of another config ({difference(there, wanted)}); remove it, or "
+            "choose another name or output.folder"
+        )
+    return present(folder / MANIFEST) and bool(read_manifest(folder)["finished"])
+
+
+_NAMES = ("name", "output", "point", "own")
+
+
+def _essence(config: Config) -> Facts:
+    """What decides the numbers of a run."""
+    return {k: v for k, v in config.table().items() if k not in _NAMES}
+
+
+log = logging.getLogger("fedgradnorm")
+
+EVERY = 0.5
+"""Seconds between two looks at the processes, and at least between two messages of one."""
+
+_SAFE = "PYTHONSAFEPATH"
+
+
+@dataclass(frozen=True)
+class News:
+    """What is known of a run: its last round, or that it is over (``failed`` says how).
+
+    ``count`` is the number of all runs that were begun with it.
+    """
+
+    trial: Trial
+    event: Progress | None = None
+    done: bool = False
+    failed: str = ""
+    count: int = 0
+
+
+Watch = Callable[[Sequence[News]], None]
+"""Called now and then with what is new."""
+
+
+@contextmanager
+def watched(trial: Trial, count: int, watch: Watch | None) -> Iterator[Callable[[Progress], None]]:
+    """Tell ``watch`` of a run in this process: its rounds, and its end."""
+    tell = watch or (lambda _: None)
+
+    def show(event: Progress) -> None:
+        tell([News(trial, event, count=count)])
+
+    try:
+        yield show
+    except TrainingError as error:
+        tell([News(trial, None, True, str(error), count)])
+        raise
+    tell([News(trial, None, True, "", count)])
+
+
+def run_in_parallel(trials: Sequence[Trial], jobs: int, watch: Watch | None = None) -> list[str]:
+    """Run the trials, ``jobs`` at a time, each in a process of its own; what failed, in words."""
+    with _no_modules_from_here():
+        return _in_processes(trials, jobs, watch)
+
+
+def _in_processes(trials: Sequence[Trial], jobs: int, watch: Watch | None) -> list[str]:
+    context = multiprocessing.get_context("spawn")
+    stop, events = context.Event(), context.Queue()
+    jobs = min(jobs, len(trials))
+    pool = ProcessPoolExecutor(jobs, context, _begin, (stop, events, _threads(jobs)))
+    futures: dict[Future[str], Trial] = {}
+    try:
+        with _closing(pool, stop) as let_through:
+            with _interrupts_ignored():  # the processes start here, and inherit it
+                for number, trial in enumerate(trials):
+                    table, allow = trial.config.table(), trial.config.allowed
+                    job = pool.submit(_run, number, table, allow, trial.folder)
+                    futures[job] = trial
+            return _follow(futures, trials, events, watch, let_through)
+    except KeyboardInterrupt:
+        done = sum(not f.cancelled() and f.exception() is None for f in futures)
+        raise KeyboardInterrupt(f"stopped with {done} of {len(trials)} runs done") from None
+    except BrokenProcessPool:
+        raise TrainingError(
+            "a process was killed, perhaps because memory ran out; use fewer jobs and call again: "
+            "what is finished is kept"
+        ) from None
+    finally:
+        events.close()
+
+
+@contextmanager
+def _closing(pool: ProcessPoolExecutor, stop: Any) -> Iterator[Callable[[], None]]:
+    """Leave no process behind and lose no Ctrl-C; the function it gives lets one through."""
+    with deferred_interrupt(_end_processes) as let_through:
+        try:
+            yield let_through
+        except BaseException:
+            stop.set()
+            log.warning(
+                "stopping at the end of a round; Ctrl-C again goes back to the last checkpoints"
+            )
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+            let_through()  # what was pressed at the end, or beside another error
+
+
+def _end_processes() -> None:
+    """What a second Ctrl-C does: the pool sees its processes die and is over.
+
+    An exception instead would interrupt the pool in joining its thread, which then counts as
+    ended (until Python 3.13), and what it still uses would be taken away from it.
+    """
+    for process in multiprocessing.active_children():
+        process.terminate()
+
+
+def _follow(
+    futures: dict[Future[str], Trial],
+    trials: Sequence[Trial],
+    events: Any,
+    watch: Watch | None,
+    let_through: Callable[[], None],
+) -> list[str]:
+    """Wait for the end of all, passing on what is heard of them, and Ctrl-C."""
+    waiting, failures = set(futures), list[str]()
+    while waiting:
+        over, waiting = wait(waiting, timeout=EVERY)
+        news = [News(trials[n], event, count=len(trials)) for n, event in _heard(events)]
+        for future in over:
+            failed = future.result()
+            news.append(News(futures[future], None, True, failed, len(trials)))
+            if failed:
+                failures.append(f"{futures[future].title}: {failed}")
+        if watch is not None and news:
+            watch(news)
+        let_through()
+    return failures
+
+
+def _heard(events: Any) -> Iterator[tuple[int, Progress]]:
+    while not events.empty():
+        yield events.get()
+
+
+_shared: dict[str, Any] = {}
+"""What a worker process was begun with."""
+
+
+def _begin(stop: Any, events: Any, threads: int) -> None:
+    """Set up a worker process: Ctrl-C is for the parent, which says when to stop."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    _shared.update(stop=stop, events=events)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is killed: nobody else would ever stop it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # as if it had been killed too: the runs can be resumed
+
+
+def _run(number: int, table: dict[str, Any], allow: Sequence[str], folder: Path) -> str:
+    """One trial in a worker process; how training failed, if it did."""
+    from fedgradnorm.experiments._config.config_file import make_config
+
+    said = 0.0
+
+    def tell(event: Progress) -> None:
+        nonlocal said
+        if _shared["stop"].is_set():
+            raise KeyboardInterrupt
+        if time.monotonic() - said >= EVERY:
+            said = time.monotonic()
+            _shared["events"].put((number, replace(event, rows=())))
+
+    if _shared["stop"].is_set():
+        raise RuntimeError("stopped before it began")
+    try:
+        execute(make_config(table, allow=allow), folder, resume=True, progress=tell)
+    except TrainingError as error:
+        return str(error)
+    except Interrupted:
+        raise RuntimeError("stopped") from None  # a KeyboardInterrupt would end the process
+    return ""
+
+
+def _threads(jobs: int) -> int:
+    """Cores for each of so many processes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (cores or 1) // jobs)
+
+
+@contextmanager
+def _no_modules_from_here() -> Iterator[None]:
+    """New processes import nothing from the working folder: it may be somebody else's runs."""
+    before = os.environ.get(_SAFE)
+    os.environ[_SAFE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE]
+        else:
+            os.environ[_SAFE] = before
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def compare(

@@ -16,14 +16,13 @@ from fedgradnorm._errors import ConfigError, ModelError, RunFolderError, Trainin
 from fedgradnorm._launched import is_leader
 from fedgradnorm._round.settings import FIELDS, Settings, completed, key_of, keywords
 from fedgradnorm._runs.after.starting import taken_over
-from fedgradnorm._runs.difference import difference
 from fedgradnorm._runs.files import check_file, present
 from fedgradnorm._runs.folder import Place
 from fedgradnorm._runs.layout import CHECKPOINT, CONFIG, DROPPED, MANIFEST
 from fedgradnorm._runs.loading import load
 from fedgradnorm._runs.locking import FolderLock
 from fedgradnorm._runs.log_lines import listen
-from fedgradnorm._runs.manifest import read_manifest
+from fedgradnorm._runs.manifest import difference, read_manifest
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.callbacks import Callback, Progress, ShowProgress
 from fedgradnorm._training.trackers import Show, open_sink

@@ -6,8 +6,14 @@ Whoever runs it needs neither this library nor the classes that the network is m
 from __future__ import annotations
 
 import copy
+import io
 import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +23,6 @@ from torch import Tensor, nn
 from fedgradnorm._client import Scaler
 from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choose
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.after.program_formats import FORMATS, Format
 from fedgradnorm._runs.files import writing
 from fedgradnorm._runs.prediction_inputs import given_inputs, raw_inputs
 from fedgradnorm._runs.run import Run
@@ -26,6 +31,8 @@ from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input, with_stem
 from fedgradnorm.models._input_rows import call
 from fedgradnorm.tasks._answers import in_target_units
+
+ELSEWHERE = "choose another file"
 
 
 class Deployed(nn.Module):
@@ -45,7 +52,7 @@ class Deployed(nn.Module):
         """What ``run.predict(..., outputs=True)`` gives."""
         raw = x if self.encoding is None else self.encoding.encode(x)
         scaled = raw if self.scaling is None else self.scaling.scale_inputs(raw)
-        arranged = scaled if self.encoding is None else self.encoding.fields(scaled)
+        arranged = scaled if self.encoding is None else self.encoding.arranged(scaled)
         values = as_input(arranged, self.network, x.device, self.stem)
         output: Tensor = self.head(call(with_stem(self.stem, self.network), values))
         return in_target_units(self.client, output)
@@ -56,16 +63,16 @@ def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:
     choose(name, run.clients, "client")
     target = _target(name, path)
     rows = _made_up(run, name) if x is None else _given(run, name, x)
-    form = FORMATS[target.suffix]
+    write, read = FORMATS[target.suffix]
     deployed = Deployed(run.clients[name], run.network_of(name))
     try:
-        program = form.written(deployed, rows, _columns(run.clients[name]))
+        program = write(deployed, rows, _columns(run.clients[name]))
     except Exception as error:  # whatever a network does that cannot be written down
         raise _impossible(name, error) from error
     # From here on arrays are in the run's own order of columns.
     ordered = replace(run.clients[name], given_columns=None)
-    _check(replace(run, clients={name: ordered}), name, form, program, rows)
-    with writing(target, "choose another file"):
+    _check(replace(run, clients={name: ordered}), name, read, program, rows)
+    with writing(target, ELSEWHERE):
         checkpoint.write_atomically(target, program)
     return target
 
@@ -74,11 +81,17 @@ def _target(name: str, path: str | Path) -> Path:
     """Where the program goes; its ending says in which format."""
     target = Path(path)
     why = "it must end with .pt2 or .onnx" if target.suffix not in FORMATS else ""
-    why = f"there is no folder {target.parent}" if not target.parent.is_dir() else why
-    why = "it is a folder" if target.is_dir() else why
+    with writing(target, ELSEWHERE):
+        why = f"there is no folder {target.parent}" if not target.parent.is_dir() else why
+        why = "it is a folder" if target.is_dir() else why
     if why:
         raise ConfigError(f"client {name!r} cannot be exported to {target}: {why}")
-    FORMATS[target.suffix].check()
+    lost = [package for package in ONNX if target.suffix == ".onnx" and find_spec(package) is None]
+    if lost:
+        raise ConfigError(
+            f"an .onnx file needs {lost[0]}; install it with: pip install 'fedgradnorm[onnx]', or "
+            "write a .pt2 file"
+        )
     return target
 
 
@@ -89,10 +102,10 @@ def _columns(client: TrainedClient) -> str:
     return json.dumps([{"kind": "number", "name": name} for name in client.columns or ()])
 
 
-def _check(run: Run, name: str, form: Format, program: bytes, rows: Tensor) -> None:
+def _check(run: Run, name: str, read: Reading, program: bytes, rows: Tensor) -> None:
     """A ModelError unless the program, read back, answers as the run does, for one row too."""
     try:
-        answer = form.read(program)
+        answer = read(program)
         for part in (rows, rows[:1]):
             expected = run.predict(name, part, outputs=True)
             _compare(name, answer(part), torch.as_tensor(expected))
@@ -162,7 +175,7 @@ def _made_up(run: Run, name: str) -> Tensor:
 def _row_form(run: Run, name: str) -> list[int] | None:
     """The shape of a row, where it is known; a ConfigError unless a row is one tensor."""
     row, encoding = run.manifest["clients"][name].get("inputs"), run.clients[name].encoding
-    if encoding.has_steps if encoding is not None else isinstance(row, dict):
+    if encoding is None and isinstance(row, dict):
         raise ConfigError(
             f"client {name!r} cannot be exported: its rows are named inputs or sequences, and a "
             "program takes one table of numbers; use run.predict, or run.networks and run.heads"
@@ -178,3 +191,72 @@ def _made_up_codes(column: dict[str, Any]) -> Tensor:
         return torch.zeros_like(turns)
     most = len(column.get("categories", ()))
     return turns % most if most else turns
+
+
+Answering = Callable[[Tensor], Tensor]
+Reading = Callable[[bytes], Answering]
+
+ONNX = ("onnx", "onnxscript", "onnxruntime")
+"""What an .onnx file needs."""
+
+
+def _as_pt2(module: nn.Module, rows: Tensor, columns: str) -> bytes:
+    """A program of torch.export; ``columns`` is among its extra files."""
+    file = io.BytesIO()
+    program = torch.export.export(module, (rows,), dynamic_shapes=_any_rows(), strict=False)
+    torch.export.save(program, file, extra_files={"columns.json": columns})
+    return file.getvalue()
+
+
+def _read_pt2(program: bytes) -> Answering:
+    answer: Answering = torch.export.load(io.BytesIO(program)).module()
+    return answer
+
+
+def _as_onnx(module: nn.Module, rows: Tensor, columns: str) -> bytes:
+    """A model with input ``x`` and output ``y``; ``columns`` is among its metadata."""
+    with _quiet():
+        program = torch.onnx.export(
+            module, (rows,), dynamo=True, dynamic_shapes=_any_rows(), input_names=["x"],
+            output_names=["y"], verbose=False,
+        )  # fmt: skip
+        assert program is not None
+        model: Any = program.model_proto
+    model.metadata_props.add(key="columns", value=columns)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def _read_onnx(program: bytes) -> Answering:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
+
+    def answer(x: Tensor) -> Tensor:
+        (y,) = session.run(None, {"x": x.numpy()})
+        return torch.from_numpy(y)
+
+    return answer
+
+
+FORMATS = {".pt2": (_as_pt2, _read_pt2), ".onnx": (_as_onnx, _read_onnx)}
+"""How a program is written and read back, by the ending of its file."""
+
+
+def _any_rows() -> dict[str, Any]:
+    """The input of a program has any number of rows."""
+    return {"x": {0: torch.export.Dim("rows", min=1)}}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch.onnx says about packages that are not there, and about itself."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

@@ -15,15 +15,15 @@ from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
-from fedgradnorm.data._files.rows import (
+from fedgradnorm.data._files.tables import (
     FileRows,
     array_places,
     missing_name,
+    opened,
     reason_of,
     text_of,
     usable,
 )
-from fedgradnorm.data._files.tables import opened
 from fedgradnorm.data._files.target import Target
 from fedgradnorm.models._input_rows import Fields, Sequences, sequences
 

@@ -1,16 +1,20 @@
-"""Raw columns of a client as what its network takes: numbers, named inputs, ids, sequences.
+"""Raw columns of a client as what its network takes: numbers, named inputs, ids.
 
-What an encoding needs is learned on training rows. Named inputs and sequences are made last, from
-scaled numbers, so that scaling knows nothing of them.
+What an encoding needs is learned on training rows. Named inputs are made last, from scaled numbers,
+so that scaling knows nothing of them.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, date, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -20,21 +24,342 @@ from torch import Tensor
 from fedgradnorm._checks import shown
 from fedgradnorm._columns import is_frame, picked_columns
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._files.columns import (
-    UNKNOWN,
-    CategoryColumn,
-    Column,
-    IdColumn,
-    StepColumn,
-    column_from,
+from fedgradnorm.data._files.tables import (
+    LARGEST,
+    cells_of,
+    each,
+    is_missing,
+    number_of,
+    numbers_of,
+    text_of,
+    usable,
 )
-from fedgradnorm.data._files.rows import cells_of
-from fedgradnorm.models._input_rows import Fields, Inputs, Sequences
+from fedgradnorm.models._input_rows import Fields, Inputs
+from fedgradnorm.tasks._labels.label_map import LabelMap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Groups = dict[str | None, list[Column]]
+    Codes = NDArray[np.float64]
+
+
+Gaps = Literal["error", "mean", "median", "indicator"]
+GAPS = ("error", "mean", "median", "indicator")
+PARTS = ("hour", "weekday", "day", "month", "elapsed")
+"""What can be made of a date; all but the last are places on a circle."""
+
+UNKNOWN = -1.0
+LARGEST_ID = 2.0**53  # from here on not every whole number is a float64
+
+DAY = 86400.0
+_BEGIN = datetime(1970, 1, 1)
+_YEAR_2000 = (datetime(2000, 1, 1) - _BEGIN).total_seconds()
+_YEAR = 365.2425  # days
+
+
+@dataclass(frozen=True)
+class Column(ABC):
+    """One input column; ``absent`` where this client does not have it: every cell is a gap then.
+
+    ``group`` is the named input that it is part of, where the network takes several.
+    """
+
+    name: str
+    gaps: Gaps = "error"
+    absent: bool = False
+    group: str | None = field(default=None, kw_only=True)
+
+    kind: ClassVar[str]
+    fillable: ClassVar[bool] = True
+
+    @property
+    def allows_gaps(self) -> bool:
+        """Whether a cell may be empty."""
+        return self.absent or self.gaps != "error"
+
+    @abstractmethod
+    def code(self, cell: Any) -> float:
+        """The code of a cell that is not empty; a ValueError says what is wrong with it."""
+
+    @abstractmethod
+    def values(self, code: Tensor, gap: Tensor) -> Tensor:
+        """What the network sees of each code, [rows, numbers]; ``gap`` says where there is none."""
+
+    def parts(self) -> list[str]:
+        """What the numbers of ``values`` are called."""
+        return [self.name]
+
+    def read(self, cells: Any) -> NDArray[Any]:
+        """The code of each cell, or its text where codes are still to be learned.
+
+        NaN where a cell is empty or cannot be read.
+        """
+
+        def code(cell: Any) -> float:
+            try:
+                return math.nan if is_missing(cell) else self.code(cell)
+            except ValueError:
+                return math.nan
+
+        return np.array(each(code, cells_of(cells)), dtype=np.float64)
+
+    def coded(self, read: NDArray[Any]) -> Codes:
+        """What was read, as codes."""
+        return read.astype(np.float64)
+
+    def learned(self, codes: Codes) -> Self:
+        """The column with what it learns on the codes of the training rows: what fills a gap."""
+        if not hasattr(self, "fill") or not self.allows_gaps:
+            return self
+        known = codes[~np.isnan(codes)]
+        middle = np.median if self.gaps == "median" else np.mean
+        fill: dict[str, Any] = {"fill": float(middle(known)) if len(known) else 0.0}
+        return replace(self, **fill)
+
+    def features(self, code: Tensor) -> Tensor:
+        """The values, and with an indicator a number more that is 1 where there is a gap."""
+        code = torch.full_like(code, math.nan) if self.absent else code
+        gap = torch.isnan(code)
+        found = self.values(code, gap)
+        if self.gaps != "indicator":
+            return found
+        return torch.cat([found, gap.to(found.dtype)[:, None]], dim=1)
+
+    def names(self) -> list[str]:
+        """What the features are called."""
+        return [*self.parts(), *([f"{self.name} missing"] if self.gaps == "indicator" else [])]
+
+    def wrong(self, cell: object) -> str:
+        """What is wrong with a cell that was read as NaN; empty where it is a gap."""
+        if is_missing(cell):
+            return ""
+        try:
+            self.code(cell)
+        except ValueError as error:
+            plain = cell.item() if isinstance(cell, np.generic) else cell
+            return f"is {shown(plain)}, {error}"
+        return f"is {shown(cell)}"
+
+    def plain(self) -> dict[str, Any]:
+        """The column as texts and numbers, for run.json."""
+        table = {"kind": self.kind, **asdict(self)}
+        if self.group is None:
+            del table["group"]
+        return table
+
+
+@dataclass(frozen=True)
+class NumberColumn(Column):
+    """A number, as it is, or with a ``period`` as sine and cosine of its place on a circle."""
+
+    period: float | None = None
+    fill: float = 0.0
+
+    kind: ClassVar[str] = "number"
+
+    def code(self, cell: Any) -> float:
+        """The number."""
+        value = number_of(cell)
+        if abs(value) <= LARGEST:
+            return value
+        raise ValueError("not a number" if math.isnan(value) else "too large")
+
+    def read(self, cells: Any) -> NDArray[Any]:
+        """The numbers."""
+        values = numbers_of(cells)
+        return np.where(usable(values), values, np.nan)
+
+    def values(self, code: Tensor, gap: Tensor) -> Tensor:
+        """One number, or two; a gap is the fill, or the middle of the circle."""
+        filled = torch.where(gap, torch.tensor(self.fill, dtype=code.dtype), code)
+        if self.period is None:
+            return filled[:, None]
+        return torch.where(gap[:, None], 0.0, circle(filled, self.period))
+
+    def parts(self) -> list[str]:
+        """Its own name, or with sin and cos."""
+        return [self.name] if self.period is None else [f"{self.name} sin", f"{self.name} cos"]
+
+
+@dataclass(frozen=True)
+class CategoryColumn(Column):
+    """One of several ``categories``: a number for each, 1 for the cell's own and 0 for the others.
+
+    A gap and a category that is not in the list are zeros.
+    """
+
+    categories: tuple[str, ...] = ()
+
+    kind: ClassVar[str] = "category"
+
+    @cached_property
+    def _map(self) -> LabelMap:
+        return LabelMap.listed(self.categories, f"categories of {self.name!r}", least=1)
+
+    def code(self, cell: Any) -> float:
+        """Its place in the list."""
+        found = self._map.codes([str(cell).strip()])[0]
+        return UNKNOWN if found is None else float(found)
+
+    def read(self, cells: Any) -> NDArray[Any]:
+        """The texts, empty where there is none."""
+        return np.array(each(text_of, cells_of(cells)), dtype=object)
+
+    def coded(self, read: NDArray[Any]) -> Codes:
+        """The place of each text in the list."""
+        places = {text: self.code(text) if text else math.nan for text in set(read.tolist())}
+        return np.array([places[text] for text in read.tolist()], dtype=np.float64)
+
+    def values(self, code: Tensor, gap: Tensor) -> Tensor:  # noqa: ARG002
+        """One for each category."""
+        places = torch.arange(len(self.categories), device=code.device, dtype=code.dtype)
+        return (code[:, None] == places).to(code.dtype)
+
+    def parts(self) -> list[str]:
+        """The column's name with that of the category."""
+        return [f"{self.name}={category}" for category in self.categories]
+
+
+@dataclass(frozen=True)
+class DateColumn(Column):
+    """A date or time: each of ``shown_parts`` is a place on a circle, or the years since 2000."""
+
+    shown_parts: tuple[str, ...] = ()
+    form: str | None = None
+    fill: float = 0.0
+
+    kind: ClassVar[str] = "date"
+
+    def code(self, cell: Any) -> float:
+        """Seconds since 1970."""
+        try:
+            return seconds(cell, self.form)
+        except (ValueError, TypeError, OverflowError, AttributeError):
+            wanted = "like 2016-03-01 or 2016-03-01T14:30" if self.form is None else self.form
+            raise ValueError(f"not a date ({wanted})") from None
+
+    def values(self, code: Tensor, gap: Tensor) -> Tensor:
+        """A gap is the middle of each circle, and in ``elapsed`` the fill."""
+        filled = torch.where(gap, torch.tensor(self.fill, dtype=code.dtype), code)
+        found = []
+        for name in self.shown_parts:
+            value = part(name, filled)
+            found.append(value if name == "elapsed" else torch.where(gap[:, None], 0.0, value))
+        return torch.cat(found, dim=1)
+
+    def parts(self) -> list[str]:
+        """The column's name with that of the part."""
+        return [
+            f"{self.name} {name}{end}"
+            for name in self.shown_parts
+            for end in ([""] if name == "elapsed" else [" sin", " cos"])
+        ]
+
+
+@dataclass(frozen=True)
+class IdColumn(Column):
+    """A whole number that a network looks up in a table of its own: the id of a token."""
+
+    kind: ClassVar[str] = "id"
+    fillable: ClassVar[bool] = False
+
+    def code(self, cell: Any) -> float:
+        """The number."""
+        value = number_of(cell)
+        if value >= 0 and value.is_integer() and value <= LARGEST_ID:
+            return value
+        raise ValueError("not an id: a whole number of at least 0")
+
+    def values(self, code: Tensor, gap: Tensor) -> Tensor:  # noqa: ARG002
+        """The number; what holds ids alone becomes whole numbers after the scaling."""
+        return code[:, None]
+
+
+_KINDS: dict[str, type[Column]] = {
+    kind.kind: kind for kind in (NumberColumn, CategoryColumn, DateColumn, IdColumn)
+}
+
+
+def column_from(table: Mapping[str, Any]) -> Column:
+    """The inverse of ``plain``; a KeyError, TypeError or ValueError where it is none."""
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+    made: Column = _KINDS[given.pop("kind")](**given)
+    texts = [made.name, *getattr(made, "categories", ()), *getattr(made, "shown_parts", ())]
+    texts += [made.group or ""]
+    if not all(isinstance(text, str) for text in texts) or made.gaps not in GAPS:
+        raise ValueError(f"column {shown(made.name)}")
+    numbers = [getattr(made, "fill", 0.0), getattr(made, "period", None) or 1.0]
+    if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
+        raise ValueError(f"a number of column {made.name!r}")
+    trial = made.features(torch.tensor([0.0, math.nan], dtype=torch.float64))
+    if trial.shape != (2, len(made.names())):
+        raise ValueError(f"column {made.name!r}")
+    return made
+
+
+def seconds(cell: Any, form: str | None = None) -> float:
+    """Seconds since 1970 of a date, a time or a text (ISO 8601, or as ``form`` says).
+
+    A time with an offset is taken to UTC; one without is taken as it is written. A ValueError where
+    it is none.
+
+    >>> seconds("1970-01-02T00:00:01")
+    86401.0
+    >>> seconds("2.1.1970", "%d.%m.%Y")
+    86400.0
+    """
+    if isinstance(cell, datetime):
+        when = cell
+    elif isinstance(cell, date):
+        when = datetime(cell.year, cell.month, cell.day)
+    else:
+        text = str(cell).strip()
+        when = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
+    if when.tzinfo is not None:
+        when = when.astimezone(UTC).replace(tzinfo=None)
+    return (when - _BEGIN).total_seconds()
+
+
+def part(name: str, time: Tensor) -> Tensor:
+    """A part of each time: sine and cosine of its place, or years since 2000 ("elapsed").
+
+    In float64 and without a calendar's tables, so that an exported program can hold it.
+    """
+    days = torch.floor(time / DAY)
+    if name == "elapsed":
+        return ((time - _YEAR_2000) / (DAY * _YEAR))[:, None]
+    if name == "hour":
+        return circle(time - days * DAY, DAY)
+    if name == "weekday":
+        return circle(days + 3, 7.0)  # 1970 began on a Thursday; Monday is 0
+    day, month = _calendar(days)
+    return circle(day - 1, 31.0) if name == "day" else circle(month - 1, 12.0)
+
+
+def circle(value: Tensor, period: float) -> Tensor:
+    """A value as a point on a circle that it goes round in a ``period``: sine and cosine."""
+    # As tensors, because ONNX has plain numbers in single precision only.
+    length = torch.tensor(period, dtype=value.dtype, device=value.device)
+    turns = value / length
+    turn = (turns - torch.floor(turns)) * torch.tensor(2 * math.pi, dtype=value.dtype)
+    return torch.stack([turn.sin(), turn.cos()], dim=1)
+
+
+def _calendar(days: Tensor) -> tuple[Tensor, Tensor]:
+    """Day of the month and month of the Gregorian calendar, from days since 1970.
+
+    Years are counted from March, so that the day that is there or not comes last in them; 400 of
+    them have 146,097 days.
+    """
+    from_march = days + 719468  # since the first of March of the year 0
+    of_era = from_march - torch.floor(from_march / 146097) * 146097
+    leap = torch.floor(of_era / 1460) - torch.floor(of_era / 36524) + torch.floor(of_era / 146096)
+    year = torch.floor((of_era - leap) / 365)
+    of_year = of_era - (365 * year + torch.floor(year / 4) - torch.floor(year / 100))
+    month = torch.floor((5 * of_year + 2) / 153)
+    day = of_year - torch.floor((153 * month + 2) / 5) + 1
+    return day, torch.where(month < 10, month + 3, month - 9)
+
 
 log = logging.getLogger(__name__)
 
@@ -74,52 +399,28 @@ class Encoding:
     @property
     def flat(self) -> bool:
         """Whether the scaled numbers are the network's input as they are."""
-        return not any(c.group or isinstance(c, IdColumn | StepColumn) for c in self.columns)
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether a row is a step of a sequence."""
-        return any(isinstance(column, StepColumn) for column in self.columns)
+        return not any(c.group or isinstance(c, IdColumn) for c in self.columns)
 
     @property
     def scalable(self) -> list[bool]:
         """Of each number of an encoded row, whether it may be scaled: ids may not."""
         return [not isinstance(c, IdColumn) for c in self.columns for _ in c.names()]
 
-    def arranged(self, numbers: Tensor, codes: Tensor) -> Inputs:
-        """Scaled numbers of rows, or of steps, as what the network takes."""
+    def arranged(self, numbers: Tensor) -> Inputs:
+        """Scaled numbers [rows, features] as what the network takes; ids are whole numbers."""
         if self.flat:
             return numbers
-        parts: dict[str | None, Any] = dict(self.divided(numbers))
-        if self.has_steps:
-            rows = step_rows(self.columns, codes)
-            parts = {name: Sequences([part[at] for at in rows]) for name, part in parts.items()}
-        return _inputs(parts)
-
-    def without_steps(self) -> Encoding:
-        """The encoding of the inputs alone, for rows whose steps are known otherwise."""
-        return Encoding(tuple(c for c in self.columns if not isinstance(c, StepColumn)))
-
-    def divided(self, numbers: Tensor) -> dict[str | None, Tensor]:
-        """Numbers [..., features] by the names of the inputs; None is that of one without.
-
-        Ids are whole numbers. A step that is one id has no axis for it, as networks take tokens.
-        """
-        columns = self.without_steps().columns
-        every = numbers.split([len(column.names()) for column in columns], dim=-1)
-        parts = {column.name: part for column, part in zip(columns, every, strict=True)}
-        found = {}
-        for name, members in _groups(columns).items():
+        names = [column.name for column in self.columns]
+        widths = [len(column.names()) for column in self.columns]
+        parts = dict(zip(names, numbers.split(widths, dim=-1), strict=True))
+        found: dict[str | None, Any] = {}
+        for name, members in _groups(self.columns).items():
             whole = torch.cat([parts[column.name] for column in members], dim=-1)
-            if isinstance(members[0], IdColumn):
-                whole = whole.to(torch.int64)
-                whole = whole[..., 0] if self.has_steps and len(members) == 1 else whole
-            found[name] = whole
-        return found
-
-    def fields(self, numbers: Tensor) -> Inputs:
-        """Numbers [rows, features] as what the network takes."""
-        return _inputs(self.divided(numbers))
+            found[name] = whole.to(torch.int64) if isinstance(members[0], IdColumn) else whole
+        if None in found:
+            one: Inputs = found[None]
+            return one
+        return Fields({str(name): part for name, part in found.items()})
 
     def codes(self, x: Any, where: str) -> Tensor:
         """The codes of raw rows; a DataError names the row and the column that cannot be read.
@@ -176,19 +477,6 @@ def check_ids(columns: Sequence[Column]) -> None:
             )
 
 
-def step_rows(columns: Sequence[Column], codes: Tensor) -> list[Tensor]:
-    """Which rows are each sequence's steps, in their order; sequences as they appear."""
-    places = {c.role: i for i, c in enumerate(columns) if isinstance(c, StepColumn)}
-    which = codes[:, places["sequence"]].tolist()
-    first = {value: place for place, value in enumerate(dict.fromkeys(which))}
-    number = torch.tensor([first[value] for value in which])
-    order = torch.arange(len(codes))
-    if "order" in places:
-        order = torch.argsort(codes[:, places["order"]], stable=True)
-    order = order[torch.argsort(number[order], stable=True)]
-    return list(order.split(torch.bincount(number).tolist()))
-
-
 def tell_unknown(
     column: Column, texts: NDArray[Any], codes: NDArray[np.float64], where: str
 ) -> None:
@@ -206,21 +494,12 @@ def tell_unknown(
     )
 
 
-def _groups(columns: Sequence[Column]) -> Groups:
+def _groups(columns: Sequence[Column]) -> dict[str | None, list[Column]]:
     """The input columns of each named input; of None where there is one without a name."""
-    found: Groups = {}
+    found: dict[str | None, list[Column]] = {}
     for column in columns:
-        if not isinstance(column, StepColumn):
-            found.setdefault(column.group, []).append(column)
+        found.setdefault(column.group, []).append(column)
     return found
-
-
-def _inputs(parts: Mapping[str | None, Any]) -> Inputs:
-    """One input without a name, or several with one."""
-    if None in parts:
-        one: Inputs = parts[None]
-        return one
-    return Fields({str(name): part for name, part in parts.items()})
 
 
 def _read(column: Column, cells: pd.Series, where: str) -> NDArray[np.float64]:
@@ -229,15 +508,10 @@ def _read(column: Column, cells: pd.Series, where: str) -> NDArray[np.float64]:
         return np.full(len(cells), np.nan)
     read = column.read(cells)
     codes = column.coded(read)
-    sequence = isinstance(column, StepColumn) and column.role == "sequence"
     gaps = np.flatnonzero(np.isnan(codes)).tolist()
     plain = cells_of(cells) if gaps else []
     for row in gaps:
         place = f"{where}: row {row} of x"
-        if sequence:
-            raise DataError(
-                f"{place}, column {column.name!r} is empty; it says which sequence a row belongs to"
-            )
         if why := column.wrong(plain[row]):
             raise DataError(f"{place}, column {column.name!r} {why}")
         if not column.allows_gaps:

@@ -11,18 +11,18 @@ import pandas as pd
 
 from fedgradnorm._checks import bounded, one_of, shown
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._files.columns import (
+from fedgradnorm.data._files.encoding import (
     GAPS,
     PARTS,
     CategoryColumn,
     Column,
     DateColumn,
+    Encoding,
     Gaps,
     IdColumn,
     NumberColumn,
-    StepColumn,
+    check_ids,
 )
-from fedgradnorm.data._files.encoding import Encoding, check_ids
 from fedgradnorm.tasks._labels.label_map import LabelMap
 
 Columns = str | Sequence[str]
@@ -48,8 +48,6 @@ class Inputs:
             by column.
         without: input columns that this client does not have.
         ids: inputs that are whole numbers to look up, such as tokens: columns, arrays or names.
-        sequence: column that tells sequences apart; every row of the table is a step of one.
-        order: column that says where in its sequence a step stands: a number, or a date.
     """
 
     inputs: Columns | Mapping[str, Columns] | None = None
@@ -60,8 +58,6 @@ class Inputs:
     missing: str | Mapping[str, str] = "error"
     without: Columns | None = None
     ids: Columns | None = None
-    sequence: str | None = None
-    order: str | None = None
 
     def named(self) -> dict[str, tuple[str, ...]]:
         """The columns or arrays of inputs that have names; empty where they have none."""
@@ -104,8 +100,6 @@ class Inputs:
         }
         if self.date_format is not None and not isinstance(self.date_format, str):
             raise ConfigError(f"date_format must be a text, not {shown(self.date_format)}")
-        if self.order is not None and self.sequence is None:
-            raise ConfigError("order is for sequences; say which column tells them apart: sequence")
         groups = self.named()
         plan = ColumnPlan(
             listed,
@@ -116,8 +110,6 @@ class Inputs:
             _names(self.without or ()),
             tuple(c for name in _names(self.ids or ()) for c in groups.get(name, (name,))),
             {column: name for name, columns in groups.items() for column in columns},
-            self.sequence,
-            self.order,
         )
         if plan.without and self.inputs is None:
             gone = plan.without[0]
@@ -125,11 +117,6 @@ class Inputs:
                 f"without = [{gone!r}] needs inputs: a file cannot say where a column that it does "
                 "not have belongs among the others; list the input columns of all clients in one "
                 f"order: inputs = [..., {gone!r}, ...]"
-            )
-        for column in set(plan.steps) & set(self.listed() or ()):
-            raise ConfigError(
-                f"column {column!r} tells sequences or steps apart, so it is no input; leave it "
-                "out of inputs, or copy it to another column"
             )
         return plan
 
@@ -146,8 +133,6 @@ class ColumnPlan:
     without: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
     groups: Mapping[str, str] = field(default_factory=dict)
-    sequence: str | None = None
-    order: str | None = None
 
     def __post_init__(self) -> None:
         kinds: dict[str, Iterable[str]] = {"categories": self.categories, "dates": self.dates}
@@ -168,13 +153,8 @@ class ColumnPlan:
         gaps = set() if isinstance(self.missing, str) else set(self.missing)
         return {*self.categories, *self.dates, *self.cyclic, *self.without, *self.ids} | gaps
 
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """Columns that say which sequence a row is a step of, and where it stands in it."""
-        return tuple(name for name in (self.sequence, self.order) if name is not None)
-
     def columns(self, inputs: Sequence[str], source: str) -> list[Column]:
-        """What is to be made of the input columns and those of steps.
+        """What is to be made of the input columns.
 
         A ConfigError where an option names a column that is no input, or ids are mixed.
         """
@@ -183,15 +163,13 @@ class ColumnPlan:
                 f"{source}: {name!r} is named among categories, dates, cyclic, missing, without or "
                 f"ids, but is no input; the inputs are {', '.join(map(repr, inputs[:10]))}"
             )
-        found = [self._column(name) for name in (*inputs, *self.steps)]
+        found = [self._column(name) for name in inputs]
         check_ids(found)
         return found
 
     def _column(self, name: str) -> Column:
         gaps = self.missing if isinstance(self.missing, str) else self.missing.get(name, "error")
         absent, group = name in self.without, self.groups.get(name)
-        if name in self.steps:
-            return StepColumn(name, role="sequence" if name == self.sequence else "order")
         if name in self.ids:
             return IdColumn(name, group=group)
         if name in self.categories:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,45 +11,247 @@ import numpy as np
 import pandas as pd
 import torch
 
+from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
+from fedgradnorm._columns import is_frame
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._arrays import (
-    Loaded,
     Standardize,
     client_from_arrays,
     single_precision,
     with_splits,
 )
-from fedgradnorm.data._bad_rows import log_dropped, tell_unlabelled
-from fedgradnorm.data._files.columns import CategoryColumn
-from fedgradnorm.data._files.encoding import Encoding, tell_unknown
-from fedgradnorm.data._files.inputs import ColumnPlan
-from fedgradnorm.data._files.labels import class_numbers, label_map, tell_untrained
-from fedgradnorm.data._files.reading import Reader
-from fedgradnorm.data._files.rows import FileRows
+from fedgradnorm.data._bad_rows import BadRows, log_dropped, tell_unlabelled
+from fedgradnorm.data._files.archives import Arrays, rows_from_npz
+from fedgradnorm.data._files.encoding import (
+    CategoryColumn,
+    Column,
+    Encoding,
+    tell_unknown,
+)
+from fedgradnorm.data._files.images import Images
+from fedgradnorm.data._files.inputs import ColumnPlan, Inputs, names
 from fedgradnorm.data._files.splitting import Split
-from fedgradnorm.data._files.target import Target
+from fedgradnorm.data._files.tables import (
+    TABLE_SUFFIXES,
+    Cells,
+    FileRows,
+    Form,
+    each,
+    is_missing,
+    is_there,
+    missing_name,
+    number_of,
+    numbers_of,
+    read_table,
+    text_of,
+    usable,
+)
+from fedgradnorm.data._files.target import Target, class_numbers, label_map, tell_untrained
 from fedgradnorm.data._scaling import Scaling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from fedgradnorm.data._bad_rows import OnBad
     from fedgradnorm.tasks._labels.label_map import LabelMap
 
     Part = tuple[FileRows, NDArray[np.int64]]
 
 
+@dataclass(frozen=True)
+class Reader:
+    """How a client's files are read: the options of its table, checked.
+
+    ``targets`` are those of each task; of a client with one task by the name "". ``marks`` are the
+    columns that decide the split, ``folder`` holds the images.
+    """
+
+    targets: Mapping[str, Target]
+    given: Inputs
+    plan: ColumnPlan
+    form: Form
+    arrays: Arrays
+    images: Images
+    inputs: tuple[str, ...] | None
+    folder: Path | None
+    marks: tuple[str, ...]
+    on_bad: OnBad
+    stream: bool
+
+    def read_all(self, files: Mapping[str, Any]) -> dict[str, FileRows]:
+        """The rows of each split's file; the training file decides the columns and their order."""
+        reader, splits = self, dict[str, FileRows]()
+        for split, file in files.items():
+            splits[split] = reader.read(file, split)
+            if splits[split].inputs is not None:
+                reader = replace(reader, inputs=splits[split].inputs)
+        return splits
+
+    def read(self, path: Any, split: str) -> FileRows:
+        """The rows of one file, in the format its ending says, or of a DataFrame."""
+        named = f"the DataFrame of {split}" if is_frame(path) else str(path)
+        bad: BadRows[int] = BadRows(self.on_bad, named)
+        if self.stream:
+            from fedgradnorm.data._files.streamed_files import streamed_rows
+
+            return streamed_rows(self, path, bad)
+        if not is_frame(path):
+            if not is_there(path):
+                raise DataError(f"{path}: no such file; check the path")
+            suffix = self.form.suffix(path)
+            if suffix == ".npz":
+                return self._read_npz(path, bad)
+            if suffix not in TABLE_SUFFIXES:
+                known = ", ".join(TABLE_SUFFIXES)
+                raise DataError(
+                    f"{path}: unknown ending {suffix!r}; use one of {known}, .npz, or say what it "
+                    "is: format = 'csv', 'parquet' or 'npz'"
+                )
+        lengths = self.arrays.lengths is not None
+        if lengths or any(target.form for target in self.targets.values()):
+            raise ConfigError(
+                f"{named}: {'lengths' if lengths else 'shape'} is for arrays in an .npz file; "
+                "leave it out"
+            )
+        self.check_columns()
+        return self._read_table(path, bad) if self.folder is None else self._read_images(path, bad)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The target columns of all tasks."""
+        every = (column for target in self.targets.values() for column in target.columns)
+        return tuple(dict.fromkeys(every))
+
+    def check_columns(self) -> None:
+        """Refuse column lists that cannot be meant: no target, a target among inputs, doubles."""
+        for target in self.targets.values():
+            if not target.columns:
+                raise ConfigError("targets must name at least one column")
+            if target.reads_texts and len(target.columns) > 1:
+                raise ConfigError(
+                    f"a classification has one target column, not {list(target.columns)}"
+                )
+            _check_once("targets", target.columns)
+        _check_once("inputs", self.inputs or ())
+        both = set(self.columns) - set(self.plan.without)
+        for name in self.inputs or ():
+            if name in both:
+                raise ConfigError(
+                    f"column {name!r} is both an input and a target; leave it out of one, or say "
+                    f"without = [{name!r}] where other clients have it as an input"
+                )
+
+    def _read_npz(self, path: Path, bad: BadRows[int]) -> FileRows:
+        named = self.given.named()
+        plain = replace(self.plan, ids=(), groups={}).plain
+        listed = self.inputs and not named
+        said = self.form.na or self.form.where or self.folder or self.columns or self.marks
+        if listed or not plain or said:
+            raise ConfigError(
+                f"{path}: an .npz file has no columns or image paths; leave out targets, images, "
+                "split and what is said of columns, use x_key and y_key, and for several inputs "
+                "inputs = { NAME = 'ARRAY' }"
+            )
+        ids = names(self.given.ids or ())
+        return rows_from_npz(path, self.arrays, named, ids, self.targets, bad)
+
+    def _read_images(self, path: Any, bad: BadRows[int]) -> FileRows:
+        assert self.folder is not None
+        columns = self.inputs or ("path",)
+        if len(columns) > 1:
+            raise ConfigError(f"with images, inputs names the one column of paths, not {columns}")
+        self.images.check(self.folder)
+        table = read_table(path, [*columns, *self.columns, *self.marks], bad, self.form)
+        marks = table.marks(self.marks, self.form.free)
+        y = self.targets_of(table)
+        x = self.images.read(self.folder, table, columns[0])
+        return FileRows(x, y, table.places, marks)
+
+    def _read_table(self, path: Any, bad: BadRows[int]) -> FileRows:
+        """Inputs and targets; where no inputs are named, every other column is one."""
+        plan, wanted = self.plan, None
+        if self.inputs is not None:
+            there = [name for name in self.inputs if name not in plan.without]
+            wanted = [*there, *self.columns, *self.marks]
+        table = read_table(path, wanted, bad, self.form)
+        for name in (*self.columns, *self.marks):
+            if name not in table.frame:
+                raise missing_name(bad.source, "column", name, table.frame)
+        inputs = self.inputs
+        if inputs is None:
+            beside = {*self.columns, *self.form.where, *(set(self.marks) - plan.named())}
+            inputs = tuple(n for n in table.frame if n not in beside)
+        if not inputs:
+            raise DataError(
+                f"{bad.source}: no input columns beside the targets {list(self.columns)}"
+            )
+        columns = plan.columns(inputs, bad.source)
+        read = {column.name: _read_column(table, column) for column in columns}
+        x = pd.DataFrame({name: pd.Series(v, dtype=v.dtype) for name, v in read.items()})
+        y = self.targets_of(table)
+        marks = table.marks(self.marks, self.form.free)
+        return FileRows(x, y, table.places, marks, inputs=inputs)
+
+    def targets_of(self, table: Cells) -> dict[str, Any]:
+        """The targets of each task: label texts of its one column, or the numbers of all.
+
+        A missing one is no label: an empty text, or NaN.
+        """
+        found = {}
+        for key, target in self.targets.items():
+            if target.reads_texts:
+                texts = each(text_of, table[target.columns[0]])
+                found[key] = np.array(texts, dtype=object)
+            else:
+                found[key] = np.stack([numbers(table, name) for name in target.columns], axis=1)
+        return found
+
+
+def _check_once(what: str, columns: Sequence[str]) -> None:
+    doubles = [name for name in columns if list(columns).count(name) > 1]
+    if doubles:
+        raise ConfigError(f"{what} names column {doubles[0]!r} more than once")
+
+
+def _read_column(table: Cells, column: Column) -> NDArray[Any]:
+    """What is read of an input column; cells that cannot be read are reported."""
+    if column.absent:
+        return np.full(len(table.frame), np.nan)
+    read, places, cells = column.read(table.frame[column.name]), table.places, table[column.name]
+    empty = read == "" if read.dtype == object else np.isnan(read)
+    for i in np.flatnonzero(empty).tolist():
+        if why := column.wrong(cells[i]):
+            places.report(i, f"column {column.name!r} {why}")
+        elif not column.allows_gaps:
+            filled = "fill such cells with missing='mean'" if column.fillable else ""
+            places.report(i, f"column {column.name!r} is empty or NaN", filled)
+    return read
+
+
+def numbers(table: Cells, name: str) -> NDArray[np.float64]:
+    """A column of targets as numbers; NaN where there is none."""
+    values = numbers_of(table.frame[name])
+    wrong = np.flatnonzero(~usable(values)).tolist()
+    cells = table[name] if wrong else []
+    for i in wrong:
+        if not is_missing(cells[i]):
+            why = "not a number" if np.isnan(number_of(cells[i])) else "too large"
+            table.places.report(i, f"column {name!r} is {shown(cells[i])}, {why}")
+            values[i] = np.nan
+    return values
+
+
 def load(
     name: str,
     reader: Reader,
-    files: Mapping[str, Any],
+    read: Mapping[str, FileRows],
     split: Split,
     standardize: Standardize,
     seed: int,
-) -> Loaded:
-    """Read every file, divide the rows, and make the client of them."""
-    read = reader.read_all(files)
+) -> Client:
+    """Divide the rows of each split's file, and make the client of them."""
     parts = split.parts(name, read, seed)
     _tell_dropped(name, read.values())
     targets = reader.targets
@@ -71,10 +273,10 @@ def load(
     for key, one in targets.items():
         who, own = f"{name}/{key}" if key else name, {part: y[part][key] for part in parts}
         singles[key] = _single(who, one, made, own, known[key], lenient=bool(key))
-    loaded = singles[""] if "" in singles else Loaded(_joined(name, singles, made))
-    for row in loaded.client.rows:
+    client = singles[""] if "" in singles else _joined(name, singles, made)
+    for row in client.rows:
         tell_untrained(row)
-    return replace(loaded, dropped=_dropped(read.values()))
+    return client
 
 
 def _single(
@@ -85,7 +287,7 @@ def _single(
     known: LabelMap | None,
     *,
     lenient: bool,
-) -> Loaded:
+) -> Client:
     """A client with one task; where it is one of several, it may be none with real targets."""
     if known is not None:
         task, called = target.make(len(known.names)), known.names
@@ -96,29 +298,26 @@ def _single(
     if how == "targets" and (lenient or made.arranged) and not task.has_real_targets:
         how = False
     pairs: dict[str, Any] = {part: (made.x[part], own) for part, own in y.items()}
-    loaded = client_from_arrays(name, task, pairs.pop("train"), **pairs, standardize=how)
-    client, scaling = loaded.client, made.merged(loaded.scaling)
+    client = client_from_arrays(name, task, pairs.pop("train"), **pairs, standardize=how)
     # Files hold numbers as texts or doubles; training is in single precision.
     single = {s: single_precision(pair) for s in SPLITS if (pair := getattr(client, s)) is not None}
-    client = replace(
+    return replace(
         with_splits(client, single),
         labels=called or None,
+        labels_learned=known is not None and not target.is_public(known.names),
         columns=made.columns,
         encoding=made.encoding,
-        scaling=scaling,
+        scaling=made.merged(client.scaling),
     )
-    learned = known is not None and not target.is_public(known.names)
-    return Loaded(replace(client, labels_learned=learned), scaling, called or None)
 
 
-def _joined(name: str, singles: Mapping[str, Loaded], made: Encoded) -> Client:
+def _joined(name: str, clients: Mapping[str, Client], made: Encoded) -> Client:
     """A client with several tasks, made of one for each; they share the inputs."""
     if isinstance(made.standardize, Mapping):
         raise ConfigError(
             f"client {name!r}: constants in standardize are for a client with one task; scale the "
             "data beforehand"
         )
-    clients = {key: loaded.client for key, loaded in singles.items()}
     first = next(iter(clients.values()))
     pairs = {
         split: (pair[0], {key: getattr(one, split)[1] for key, one in clients.items()})
@@ -158,7 +357,7 @@ class Encoded:
         """Whether the inputs are one table of numbers, whose columns have names."""
         return self.encoding is None or self.encoding.flat
 
-    def merged(self, of_targets: Scaling | None) -> Scaling | None:
+    def merged(self, of_targets: Any) -> Any:
         """What was done to the inputs here, and to the targets elsewhere."""
         if self.scaling is None or of_targets is None:
             return self.scaling or of_targets
@@ -197,7 +396,7 @@ def encoded(
     scaling = _input_scaling(name, encoding, numbers["train"], standardize)
     if scaling is not None:
         numbers = {part: scaling.scale_inputs(own) for part, own in numbers.items()}
-    arranged = {part: encoding.arranged(own, codes[part]) for part, own in numbers.items()}
+    arranged = {part: encoding.arranged(own) for part, own in numbers.items()}
     left: Standardize = False if standardize in (False, "inputs") else "targets"
     return Encoded(arranged, encoding, left, scaling, arranged=standardize is True)
 
@@ -205,7 +404,7 @@ def encoded(
 def _input_scaling(
     name: str, encoding: Encoding, numbers: Tensor, standardize: Standardize
 ) -> Scaling | None:
-    """Mean and deviation of the training rows' or steps' numbers; ids are left as they are."""
+    """Mean and deviation of the training rows' numbers; ids are left as they are."""
     if standardize not in (True, "inputs") or not any(encoding.scalable):
         return None
     try:
@@ -240,10 +439,4 @@ def _tell_dropped(name: str, files: Collection[FileRows]) -> None:
     ]
     total = sum(len(rows.places.numbers) for rows in files)
     what = f"client {name!r}: dropped {len(reasons)} of {total} rows"
-    log_dropped(what, reasons, ", and by number in Loaded.dropped")
-
-
-def _dropped(files: Collection[FileRows]) -> dict[str, tuple[int, ...]]:
-    """The numbers of the rows that were left out, by file."""
-    found = {rows.places.bad.source: tuple(sorted(rows.places.bad.reasons)) for rows in files}
-    return {file: numbers for file, numbers in found.items() if numbers}
+    log_dropped(what, reasons, "")

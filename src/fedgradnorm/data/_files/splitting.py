@@ -14,8 +14,8 @@ from fedgradnorm._checks import number, shown, whole
 from fedgradnorm._client import SPLITS
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._arrays import held_out, random_generator
-from fedgradnorm.data._files.columns import seconds
-from fedgradnorm.data._files.rows import FileRows, each, is_missing, text_of
+from fedgradnorm.data._files.encoding import seconds
+from fedgradnorm.data._files.tables import FileRows, each, is_missing, text_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,8 +22,15 @@ from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._cache import Built, cached, default_folder, fingerprint
 from fedgradnorm.data._files.archives import array_rows
-from fedgradnorm.data._files.rows import FileRows, missing_name, reason_of
-from fedgradnorm.data._files.tables import CELL_BYTES, PARQUET, frame_cells, text_columns
+from fedgradnorm.data._files.tables import (
+    CELL_BYTES,
+    PARQUET,
+    FileRows,
+    frame_cells,
+    missing_name,
+    reason_of,
+    text_columns,
+)
 from fedgradnorm.data._paths import is_file
 from fedgradnorm.models._streamed.feed import Feed
 from fedgradnorm.models._streamed.given import HDF5, mapped
@@ -41,7 +48,7 @@ from fedgradnorm.models._streamed.rows import Streamed
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedgradnorm.data._files.reading import Reader
+    from fedgradnorm.data._files.loading import Reader
 
 log = logging.getLogger(__name__)
 

@@ -21,19 +21,24 @@ from fedgradnorm._checks import flag, shown
 from fedgradnorm._client import Client
 from fedgradnorm._columns import is_frame
 from fedgradnorm._errors import ConfigError, DataError, choose
-from fedgradnorm.data._arrays import Loaded, Standardize
+from fedgradnorm.data._arrays import Standardize, standardized_together
 from fedgradnorm.data._bad_rows import BadRows, OnBad
 from fedgradnorm.data._files.archives import Arrays
 from fedgradnorm.data._files.images import Images
 from fedgradnorm.data._files.inputs import Columns, Inputs, names
-from fedgradnorm.data._files.loading import load
-from fedgradnorm.data._files.reading import Reader
-from fedgradnorm.data._files.rows import text_of
+from fedgradnorm.data._files.loading import Reader, load
 from fedgradnorm.data._files.splitting import Split
-from fedgradnorm.data._files.tables import TABLE_SUFFIXES, Form, is_place, is_there, read_table
+from fedgradnorm.data._files.tables import (
+    TABLE_SUFFIXES,
+    FileRows,
+    Form,
+    is_place,
+    is_there,
+    read_table,
+    text_of,
+)
 from fedgradnorm.data._files.target import Target
 from fedgradnorm.data._paths import ENV, user_path
-from fedgradnorm.data._pooled import standardized_together
 from fedgradnorm.data._source import FILES, Source
 from fedgradnorm.models._networks import ACTIVATIONS, mlp
 from fedgradnorm.tasks._kind import KINDS
@@ -118,26 +123,29 @@ class Table:
 
     def client(self, name: str, *, seed: int = 0) -> Client:
         """The client of these rows; ``seed`` draws those that are held out."""
-        return self.loaded(name, seed).client
+        return self._client(name, seed)[0]
 
     def clients(self, name: str, *, per: str | None = None, seed: int = 0) -> list[Client]:
         """A client, or with ``per`` one for each value of that column, called ``NAME-VALUE``."""
-        pooled = self.standardize == "pooled"
-        table = replace(self, standardize=self.beside_pooled) if pooled else self
+        made = self.unpooled(name, per, seed)
+        return standardized_together(made) if self.standardize == "pooled" else made
+
+    def unpooled(self, name: str, per: str | None, seed: int) -> list[Client]:
+        """The same clients, with inputs that are to be pooled as they are in the files."""
+        table = self
+        if self.standardize == "pooled":
+            targets = [self.target] if isinstance(self.target, Target) else self.target.values()
+            real = any(one.task == "regression" for one in targets)
+            table = replace(self, standardize="targets" if real else False)
         tables = {name: table} if per is None else table._per(name, per)
         read: dict[Any, Any] = {}  # each file is read once for all of them
-        made = [one.loaded(key, seed, read).client for key, one in tables.items()]
-        return standardized_together(made) if pooled else made
+        return [one._client(key, seed, read)[0] for key, one in tables.items()]
 
     def bad_rows(self, *, seed: int = 0) -> dict[str, tuple[int, ...]]:
         """The numbers of the rows that cannot be used, by file; the log has the reasons."""
-        return dict(replace(self, on_bad="drop").loaded("rows", seed).dropped)
-
-    @property
-    def beside_pooled(self) -> Standardize:
-        """What each client standardises itself where inputs are pooled."""
-        targets = [self.target] if isinstance(self.target, Target) else self.target.values()
-        return "targets" if any(one.task == "regression" for one in targets) else False
+        files = replace(self, on_bad="drop")._client("rows", seed)[1].values()
+        found = {rows.places.bad.source: sorted(rows.places.bad.reasons) for rows in files}
+        return {file: tuple(numbers) for file, numbers in found.items() if numbers}
 
     def _per(self, name: str, per: Any) -> dict[str, Table]:
         if not isinstance(per, str):
@@ -180,8 +188,10 @@ class Table:
         before = {} if read is None else read
         return Form(self.format, tuple(text.strip() for text in gaps), values, free, before)
 
-    def loaded(self, name: str, seed: int, read: dict[Any, Any] | None = None) -> Loaded:
-        """The client, and which rows were left out; ``read`` are tables that were read before."""
+    def _client(
+        self, name: str, seed: int, before: dict[Any, Any] | None = None
+    ) -> tuple[Client, dict[str, FileRows]]:
+        """The client, and the rows of its files; ``before`` are tables that were read before."""
         targets = {"": self.target} if isinstance(self.target, Target) else dict(self.target)
         given = self.inputs if isinstance(self.inputs, Inputs) else Inputs(self.inputs)
         try:
@@ -197,7 +207,7 @@ class Table:
             targets=targets,
             given=given,
             plan=plan,
-            form=self._form(name, read),
+            form=self._form(name, before),
             arrays=self.arrays,
             images=self.images,
             inputs=given.listed(),
@@ -208,24 +218,25 @@ class Table:
         )
         if reader.folder is not None and not reader.plan.plain:
             raise ConfigError(
-                f"client {name!r}: categories, dates, cyclic, missing, without, ids, sequence and "
+                f"client {name!r}: categories, dates, cyclic, missing, without, ids and "
                 "named inputs are for columns of numbers and texts; leave them out where inputs "
                 "are images"
             )
         paths = {"train": self.train, "validation": self.validation, "test": self.test}
         files = {k: _data_path(self.base, f, k) for k, f in paths.items() if f is not None}
         how: Any = self.standardize
-        made = load(name, reader, files, self.split, how, seed)
-        return made if self.stem is None else self._with_stem(made, seed)
+        read = reader.read_all(files)
+        client = load(name, reader, read, self.split, how, seed)
+        return client if self.stem is None else self._with_stem(client, seed), read
 
-    def _with_stem(self, made: Loaded, seed: int) -> Loaded:
+    def _with_stem(self, client: Client, seed: int) -> Client:
         """The client with a first part: a module, or linear layers that take its rows.
 
         Their first numbers follow from the seed and the client's name.
         """
-        client, stem = made.client, self.stem
+        stem = self.stem
         if isinstance(stem, nn.Module):
-            return replace(made, client=replace(client, stem=stem))
+            return replace(client, stem=stem)
         where = f"client {client.name!r}: stem"
         if not isinstance(stem, Mapping) or not isinstance(stem.get("widths"), list | tuple):
             raise ConfigError(
@@ -244,7 +255,7 @@ class Table:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int.from_bytes(digest, "big"))
             layers = mlp(list(stem["widths"]), int(rows[0].numel()), ACTIVATIONS[name])
-        return replace(made, client=replace(client, stem=layers))
+        return replace(client, stem=layers)
 
 
 def _data_path(base: str | Path | None, path: Any, what: str) -> Any:
@@ -301,13 +312,13 @@ def _tasks(tables: Any, single: Mapping[str, Any]) -> dict[str, Target]:
 
 
 def files(name: str, **options: Any) -> list[Client]:
-    """A client from files, or with ``per`` several; see :class:`Table` and the objects it takes."""
+    """A client from files, or with ``per`` several; inputs to be pooled are so by the caller."""
     per, seed = options.pop("per", None), options.pop("seed", 0)
     try:
         table = Table.from_dict(options)
     except ConfigError as error:
         raise ConfigError(f"client {name!r}: {error}") from error
-    return table.clients(name, per=per, seed=seed)
+    return table.unpooled(name, per, seed)
 
 
 def _keys() -> dict[str, inspect.Parameter]:
