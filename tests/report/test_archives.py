@@ -183,13 +183,13 @@ def test_the_commands_print_them(tmp_path):
     means = truth.groupby(["label", "task"])[["loss", "score"]].mean()
     assert set(truth.metric) == {"accuracy"}
     for command, texts in (
-        (["report", str(tmp_path), "--out", str(tmp_path / "f.png")], map(loss_text, means.loss)),
+        (["report", str(tmp_path), "--out", str(tmp_path / "f.html")], map(loss_text, means.loss)),
         (  # a sweep's points next to each other, held out
             ["compare", "--from", str(tmp_path), "--out", str(tmp_path / "out")],
             [f"{100 * value:.1f}" for value in means.score],
         ),
     ):
-        shown = CliRunner().invoke(app, command)
+        shown = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
         assert shown.exit_code == 0, shown.output
         for text in texts:
             assert text in shown.output, command

@@ -64,7 +64,7 @@ def test_names_in_any_script_are_drawn_without_a_warning(tmp_path):
 def test_of_many_methods_some_are_named_and_have_weight_panels(tmp_path, drawn, count):
     report = report_of(many(count, 1))
     made = draw(report, tmp_path)
-    assert [path.name for path in made] == ["curves.png", "methods.png"][: 1 + (count > MANY)]
+    assert [path.name for path in made] == ["curves.png"]
     (legend,) = drawn[0].subfigs[0].legends
     texts = [text.get_text() for text in legend.get_texts()]
     others = count - MANY

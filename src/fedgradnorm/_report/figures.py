@@ -1,4 +1,4 @@
-"""Figures for files: curves, a sweep, many methods in order, and the benefit."""
+"""Figures for files: curves and sweeps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ import numpy as np
 
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._extras import needed
-from fedgradnorm._report.benefit import ENDS, Gains
-from fedgradnorm._report.colours import COLOURS, STROKES, TASKS, Look, looks
+from fedgradnorm._report.colours import STROKES, TASKS, Look, looks
 from fedgradnorm._report.curves import Band, Curves, curves_of
 from fedgradnorm._report.frame import Report
-from fedgradnorm._report.tables import SIGHTS, delta, sight
 from fedgradnorm._runs.checkpoint import write_atomically
 from fedgradnorm.experiments._statistics import Estimate, estimate
 from fedgradnorm.experiments._sweep import key_name, value_name
@@ -25,7 +23,7 @@ from fedgradnorm.experiments._sweep import key_name, value_name
 FORMATS = ("png", "pdf", "svg")
 LEGEND = 4  # names in a row of a legend
 ROW = 6  # panels in a row
-FAINT, GREY = "#C4C4C4", "#8A8A8A"
+FAINT = "#C4C4C4"
 MARKERS = "osDP^vX*"
 DECADES = 100  # a range of numbers wider than this factor is drawn on a logarithmic axis
 SMALL = 0.05  # weights below this are drawn on a logarithmic axis
@@ -40,8 +38,6 @@ def draw(report: Report, folder: Path) -> list[Path]:
             made.append(sweep_figure(report, folder / f"sweep-held-out.{ending}", "score"))
             continue
         made.append(curves_figure(report, folder / f"curves.{ending}"))
-        if report.many:
-            made.append(methods_figure(report, folder / f"methods.{ending}"))
     return [path for path in made if path.suffix == ".png"]
 
 
@@ -67,7 +63,7 @@ def curves_figure(report: Report, path: str | Path) -> Path:
     legend = 0.4 + 0.24 * math.ceil((len(named) + 1) / LEGEND)
     upper, lower = 2.4 * len(rows) + legend, 2.1 * below + 0.5
     width = max(2.7 * max(len(tasks), 3), 1.95 * beside + 1.2)
-    drawing = _figure(width, upper + (lower if below else 0))
+    drawing = figure(width, upper + (lower if below else 0))
     parts = drawing.subfigures(
         2 if below else 1, 1, squeeze=False, height_ratios=[upper, lower] if below else [1]
     )
@@ -80,7 +76,7 @@ def curves_figure(report: Report, path: str | Path) -> Path:
         line[0].set_ylabel(label)
     for axes in panels[-1]:
         axes.set_xlabel("epoch")
-    _legend(parts[0, 0], panels.flat)
+    one_legend(parts[0, 0], panels.flat)
     if below:
         _weights(parts[1, 0], {name: curves[name] for name in moving}, tasks, below, beside)
     return save(drawing, path, report.synthetic)
@@ -104,7 +100,7 @@ def _curves(
     values = [v for name in named if (found := bands[name]) is not None for v in found.mean]
     values += [found.mean[-1] for found in bands.values() if found is not None]
     values = [value for value in values if math.isfinite(value)]
-    _dress(axes)
+    dress(axes)
     if not values:
         return
     low, high = min(values), max(values)
@@ -148,7 +144,7 @@ def _weights(
         axes.axhline(1.0, color="#999999", linewidth=0.8, zorder=0)
         axes.set_title(name.replace(" ", "\n"), fontsize=10)
         axes.set_xlabel("epoch")
-        _dress(axes)
+        dress(axes)
     for axes in list(panels.flat)[len(curves) :]:
         axes.set_visible(False)
     for axes in used:
@@ -174,7 +170,7 @@ def sweep_figure(report: Report, path: str | Path, measure: str) -> Path:
     if not report.points:
         raise DataError("nothing to draw: the runs are not of a sweep")
     places, real = places_of(report)
-    drawing = _figure(2.7 * len(report.tasks) + 0.6, 3.4)
+    drawing = figure(2.7 * len(report.tasks) + 0.6, 3.4)
     panels = drawing.subplots(1, len(report.tasks), squeeze=False)[0]
     for axes, task in zip(panels, report.tasks, strict=True):
         for number, (line, look) in enumerate(looks(report.lines).items()):
@@ -198,11 +194,11 @@ def sweep_figure(report: Report, path: str | Path, measure: str) -> Path:
             axes.set_xticks(places, names, rotation=45, ha="right", fontsize=8)
         axes.set_title(task, fontsize=12, weight="bold")
         axes.set_xlabel(key_name(report.points[0]))
-        _dress(axes)
+        dress(axes)
         if measure == "loss" and any((line.get_ydata() > 0).any() for line in axes.lines):
             log_scale(axes)
     panels[0].set_ylabel("training loss at the end" if measure == "loss" else "held-out metric")
-    _legend(drawing, panels)
+    one_legend(drawing, panels)
     return save(drawing, path, report.synthetic)
 
 
@@ -228,139 +224,7 @@ def sweep_ends(
     return [place for place, _ in found], [value for _, value in found]
 
 
-def methods_figure(report: Report, path: str | Path) -> Path:
-    """A row per variant: what its server sees, Delta_m on the training loss, every task's gain."""
-    path = Path(path)
-    check_format(path)
-    names, ink = report.ranking["loss"], COLOURS[6]
-    sights = [s for s in SIGHTS if any(sight(report.groups[name].method) == s for name in names)]
-    gains = report.gains["loss", "base"].groupby(["variant", "task"]).gain.mean()
-    drawing = _figure(10.6 + 0.3 * len(sights), 1.9 + 0.25 * len(names))
-    ratios = [max(0.3 * len(sights), 0.7), 3.4, 4.4]
-    seen, total, tasks = drawing.subplots(1, 3, sharey=True, width_ratios=ratios)
-    deltas = {name: delta(report, name, "loss") for name in names}
-    low, high = _limits([one.mean for one in deltas.values()])
-    for row, name in enumerate(names):
-        if (needs := sight(report.groups[name].method)) in sights:
-            seen.plot(sights.index(needs), row, "o", color=ink, markersize=5.5)
-        found = deltas[name]
-        text = f"{found.mean:+.1f}" if math.isfinite(found.mean) else "diverged"
-        if not found.count:
-            text = "baseline"
-        total.annotate(text, (1, row), xycoords=("axes fraction", "data"), xytext=(7, 0),
-                       textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
-        if math.isfinite(found.mean):
-            place, off = float(np.clip(found.mean, low, high)), not low <= found.mean <= high
-            half = 0.0 if math.isnan(found.half) else found.half
-            ends = np.clip([found.mean - half, found.mean + half], low, high)
-            total.plot(ends, [row, row], color=GREY, linewidth=1.6)
-            clear = abs(found.mean) > half
-            total.plot(place, row, ("<" if place == low else ">") if off else "D", markersize=5.5,
-                       color=ink, markerfacecolor=ink if clear else "white")  # fmt: skip
-    _task_gains(tasks, names, gains, report.tasks)
-    total.set_xlim(low, high)
-    total.set_xlabel(f"Δm against {report.baseline}, %")
-    seen.set_title("server sees", fontsize=10)
-    seen.set_xlim(-0.6, max(len(sights), 1) - 0.4)
-    seen.set_xticks(range(len(sights)), sights, rotation=55, ha="left", rotation_mode="anchor")
-    seen.tick_params(axis="x", top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
-    for axes in (seen, total, tasks):
-        _dress(axes)
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        if axes is not seen:
-            axes.axvline(0, color="#999999", linewidth=1, zorder=1)
-    seen.set_yticks(range(len(names)), names)
-    note = (
-        "training loss at the end, positive is better; arrows: off the scale; bars: 95% intervals"
-    )
-    return save(drawing, path, "\n".join(filter(None, (note, report.synthetic))))
-
-
-def _task_gains(axes: Any, names: Sequence[str], gains: Any, tasks: Sequence[str]) -> None:
-    """A marker per task, all grey if there are more tasks than colours."""
-    low, high = _limits(list(gains), inner=0.94)
-    plain = len(tasks) > len(TASKS)
-    for number, task in enumerate(tasks):
-        known = [
-            (gains[name, task], row) for row, name in enumerate(names) if (name, task) in gains
-        ]
-        colour = GREY if plain else TASKS[number]
-        for off, mark in ((False, "o" if plain else MARKERS[number]), (True, None)):
-            for value, row in known:
-                if off == (low <= value <= high):
-                    continue
-                shape = mark or ("<" if value < low else ">")
-                axes.plot(np.clip(value, low, high), row, shape, color=colour, markersize=6.5,
-                          markeredgecolor="white", clip_on=not off)  # fmt: skip
-        if not plain:
-            axes.plot([], [], MARKERS[number], color=colour, label=task)
-    axes.set_xlim(low, high)
-    axes.set_xlabel("gain on each task, %")
-    if not plain:
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=5, frameon=False)
-
-
-def _limits(values: Sequence[float], inner: float = 1.0) -> tuple[float, float]:
-    """A range around zero that holds at least the share ``inner`` of all finite values."""
-    known = np.asarray([value for value in values if math.isfinite(value)] or [0.0])
-    rest = 50 * (1 - inner)
-    low, high = (
-        min(0.0, *np.percentile(known, [rest])),
-        max(0.0, *np.percentile(known, [100 - rest])),
-    )
-    room = 0.08 * max(high - low, 1e-9)
-    return low - room, high + room
-
-
-def benefit_figure(found: Sequence[Gains], path: str | Path) -> Path:
-    """Above, every variant's mean gain by data set; below, the best variant's clients by size."""
-    from matplotlib import colormaps
-
-    path = Path(path)
-    check_format(path)
-    if not found:
-        raise DataError("nothing to draw: no run can be compared with one of training alone")
-    data = list(dict.fromkeys(one.data for one in found))
-    variants = list(dict.fromkeys(one.variant for one in found))
-    height = 1.2 + 0.26 * len(variants)
-    drawing = _figure(2.6 + 3.1 * len(data), height + 3.4)
-    upper, lower = drawing.subfigures(2, 1, height_ratios=(height, 3.2))
-    panels = upper.subplots(1, len(data), sharey=True, squeeze=False)[0]
-    colours = looks(variants)
-    for axes, name in zip(panels, data, strict=True):
-        for one in (one for one in found if one.data == name):
-            place = variants.index(one.variant) + 0.22 * (ENDS.index(one.end) - 1)
-            half = None if math.isnan(one.mean.half) else one.mean.half
-            axes.errorbar(one.mean.mean, place, xerr=half, color=colours[one.variant].hex,
-                          fmt="osD"[ENDS.index(one.end)], markersize=4, linewidth=1)  # fmt: skip
-        axes.axvline(0, color="0.4", linewidth=0.8)
-        axes.set_title(name, fontsize=11, weight="bold")
-        units = ", ".join(dict.fromkeys(one.unit for one in found if one.data == name))
-        axes.set_xlabel(f"benefit over training alone, {units}")
-        _dress(axes)
-    panels[0].set_yticks(range(len(variants)), variants, fontsize=8)
-    panels[0].invert_yaxis()
-    for place, end in enumerate(ENDS):
-        panels[0].plot([], [], "osD"[place], color="0.3", label=end)
-    _legend(upper, panels)
-    axes = lower.subplots()
-    for number, name in enumerate(data):
-        best = max((o for o in found if o.data == name), key=lambda one: one.mean.mean)
-        axes.plot([best.size(client) for client in best.table], best.table.mean(), ".", alpha=0.55,
-                  color=colormaps["tab10"](number % 10),
-                  label=f"{name}: {best.variant}, {best.end}")  # fmt: skip
-    axes.axhline(0, color="0.4", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_yscale("symlog", linthresh=10)  # one client may gain ten times what the others do
-    axes.set_xlabel("training examples of the client")
-    axes.set_ylabel("benefit over training alone, % or points")
-    axes.set_title("Each client, under its data set's best variant", fontsize=11)
-    _dress(axes)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    return save(drawing, path)
-
-
-def _figure(width: float, height: float) -> Any:
+def figure(width: float, height: float) -> Any:
     """A figure that needs no global state of matplotlib's, with the fonts that the machine has."""
     with needed("report", "a figure"):
         from matplotlib import font_manager, rcParams
@@ -420,12 +284,12 @@ def log_scale(axes: Any) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _dress(axes: Any) -> None:
+def dress(axes: Any) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(part: Any, panels: Sequence[Any]) -> None:
+def one_legend(part: Any, panels: Sequence[Any]) -> None:
     """One legend for all panels."""
     pairs = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels)
     handles = {name: handle for panel in pairs for handle, name in panel if name[0] != "_"}
