@@ -114,7 +114,7 @@ def test_a_sweep_is_shown_side_by_side_and_compared_at_the_same_point(tmp_path):
     line = cells(gains, method="fedgradnorm", **{"measured on": "training loss"})
     assert abs(line["1"].numbers[""]) < 1
     assert abs(line["2"].numbers[""]) < 1
-    assert [p.name for p in draw(report, tmp_path)] == ["sweep-loss.png", "sweep-held-out.png"]
+    assert [p.name for p in draw(report, tmp_path)] == ["sweep.png"]
 
 
 def test_unfinished_runs_count_only_where_there_are_no_others():
