@@ -11,8 +11,8 @@ import pytest
 import scipy.stats
 from rich.console import Console
 
+from fedgradnorm import RunFolderError
 from fedgradnorm._cli import output
-from fedgradnorm._errors import RunFolderError
 from fedgradnorm._report.figures import draw
 from fedgradnorm._report.frame import MANY, read_report, report_of
 from fedgradnorm._report.grid import Cell, Grid, to_csv, to_latex, to_markdown, to_terminal

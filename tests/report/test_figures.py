@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm import ConfigError, DataError
 from fedgradnorm._report import figures
 from fedgradnorm._report.colours import COLOURS
 from fedgradnorm._report.figures import draw, panels_figure

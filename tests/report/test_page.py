@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgradnorm._errors import ConfigError, RunFolderError
+from fedgradnorm import ConfigError, RunFolderError
 from fedgradnorm._report import curves as page_data
 from fedgradnorm._report.page import make_page, write_page
 from fedgradnorm._report.panels import log_ticks

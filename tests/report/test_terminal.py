@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from typer.testing import CliRunner
 
+from fedgradnorm import ConfigError
 from fedgradnorm._cli import app, board
 from fedgradnorm._cli.board import Board
-from fedgradnorm._errors import ConfigError
 from fedgradnorm._report.frame import read_report
 from fedgradnorm._report.grid import to_terminal
 from fedgradnorm._report.tables import shown_grids, tasks_grid

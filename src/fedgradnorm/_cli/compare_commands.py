@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from fedgradnorm._cli.board import showing_runs
 from fedgradnorm._cli.output import (
@@ -193,11 +194,11 @@ def benefit(
         )  # fmt: skip
     many = f"mean over {seeds} seeds" if seeds > 1 else f"seed {wanted.seed}"
     say(client_grid(found, f"{wanted.method} against alone, {many}"))
-    say(found.sentence)
     write_benefit(found, folder / BENEFIT, wanted.method, seeds)
     write_page([folder], folder / REPORT)
-    say(f"table: {folder / BENEFIT}")
-    say(f"page:  {folder / REPORT}")
+    say(f"table:   {folder / BENEFIT}")
+    say(f"page:    {folder / REPORT} (opens in any browser, works offline)")
+    say(Text(found.sentence))
 
 
 def run_and_show(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedgradnorm._cli.output import DIVERGED, data_bar, fail, resumable, say, show_report
+from fedgradnorm._cli.output import DIVERGED, data_bar, fail, resumable, say, tell
 from fedgradnorm._launched import is_leader
 
 ConfigFile = Annotated[
@@ -117,14 +118,17 @@ def show_run(folder: Path) -> None:
     if not is_leader():
         return
     from fedgradnorm._report.frame import report_of
-    from fedgradnorm._report.tables import crowd_grid
+    from fedgradnorm._report.tables import crowd_grid, tasks_grid
     from fedgradnorm._runs.reader import read_run
 
     run = read_run(folder)
     report = report_of([run])
-    show_report(report, crowd_grid(report))
+    grid = crowd_grid(report) or tasks_grid(report)
+    if grid.rows:
+        say(replace(grid, title=f"{report.variants[0]}, seed {run.seed}"))
+    tell(report.notes)
     if run.kept:
-        say(run.kept)
+        say(f"result:     {run.kept}")
     say(f"run folder: {folder}")
     say(f"report:     fedgradnorm report {folder} --open")
     if names := run.manifest.get("diverged"):
