@@ -103,7 +103,6 @@ def config(tmp_path):
 def test_help_and_version():
     for words in ([], ["run"], ["resume"], ["compare"], ["report"], ["methods"], ["demo"],
                   ["benefit"], ["reproduce"], ["export"], ["init"], ["data", "show"],
-                  ["data", "generate", "radcom"], ["data", "generate", "faces"],
                   ["data", "prepare", "mtfl"], ["data", "prepare", "radcom"]):  # fmt: skip
         result = cli(*words, "--help")
         assert result.exit_code == 0

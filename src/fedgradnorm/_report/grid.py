@@ -21,7 +21,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._runs.checkpoint import write_atomically
 
 
 @dataclass(frozen=True)
@@ -242,6 +241,8 @@ FORMS = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
 
 def write_grids(grids: Sequence[Grid], folder: Path) -> list[Path]:
     """Every grid in every form, as ``folder/NAME.ENDING``."""
+    from fedgradnorm._runs.checkpoint import write_atomically  # which needs torch; a table does not
+
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
