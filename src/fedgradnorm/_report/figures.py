@@ -73,9 +73,7 @@ def _moves(section: Section) -> bool:
 def _panel(axes: Any, report: Report, panel: Panel, named: Mapping[str, Look]) -> None:
     roles = {one["role"] for one in panel["series"]}
     role = ROLES.get(panel["view"], "")
-    lines = [
-        one for one in panel["series"] if one["role"] in ({role} & roles or roles - {"stopped"})
-    ]
+    lines = [one for one in panel["series"] if one["role"] in ({role} & roles or roles)]
     others = [n for n in report.variants if n not in named]
     inside = []
     for one in lines:

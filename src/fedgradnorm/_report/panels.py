@@ -163,9 +163,6 @@ def _panel(curves: Mapping[str, Curves], task: str, number: int, view: View, met
             if band is not None:
                 seen.add(role)  # validation is shown only if there is no test split
                 series.append({"method": method, "role": role, **band.json()})
-            if role not in ("train", "target"):
-                stopped = (band.json() for band in one.stopped(key))
-                series += [{"method": method, "role": "stopped", **b} for b in stopped]
     unit = unit or ("loss" if view.name == "Loss" else "")
     axis = axis_of(series, view.reference, view.log, unit == "accuracy")
     return {"task": number, "view": view.name, "unit": unit, "series": series, **axis}
