@@ -40,7 +40,7 @@ def point(clients: int, repeats: int) -> record.Row:
 def draw(rows: Sequence[record.Row], path: Path) -> None:
     """Two panels over the number of clients: seconds of a round, and peak memory."""
     from fedgradnorm._report.colours import COLOURS
-    from fedgradnorm._report.figures import log_scale, save
+    from fedgradnorm._report.figures import save
 
     drawing, left, right = points.panels()
     clients = [row["clients"] for row in rows]
@@ -53,7 +53,7 @@ def draw(rows: Sequence[record.Row], path: Path) -> None:
     right.plot(clients, memory, color=COLOURS[1], marker="o", linewidth=2)
     points.dress(left, "Time of a round", "seconds")
     points.dress(right, "Peak memory of the process", "GB")
-    log_scale(left)
+    left.set_yscale("log")
     right.set_ylim(bottom=0)
     save(drawing, path)
 

@@ -104,17 +104,9 @@ def chosen(moments: list[tuple[float, Lines]]) -> list[Lines]:
     for number in range(1, MOMENTS + 1):
         until = first + (last - first) * number / MOMENTS
         found.append([lines for at, lines in training if at <= until][-1])
-    return [*found, shortened(moments[-1][1])]
-
-
-def shortened(lines: Lines) -> Lines:
-    """The end of the output, without the second table: losses and weights."""
-    plain = [Text.from_ansi(line).plain.strip() for line in lines]
-    begin = next(i for i, line in enumerate(plain) if line.startswith("Every task"))
-    second = [i for i, line in enumerate(plain) if line and not line.strip("─")][1]
-    table = max(i for i in range(second) if "fedgradnorm-direct" in plain[i]) + 1
-    notes = next(i for i, line in enumerate(plain) if line.startswith("one seed"))
-    return [*lines[begin:table], " ⋮", *lines[notes:]]
+    end = moments[-1][1]
+    plain = [Text.from_ansi(line).plain for line in end]
+    return [*found, end[next(i for i, line in enumerate(plain) if line.startswith("Every task")) :]]
 
 
 def drawn(screens: list[Lines]) -> str:

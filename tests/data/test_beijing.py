@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from beijing_files import FIRST, HEADER, beijing_files, name, rows_of, text, write_beijing
-from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm import ConfigError, DataError
 from fedgradnorm.data import beijing
 from fedgradnorm.data.beijing import DIRECTIONS
 

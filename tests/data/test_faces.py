@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedgradnorm._errors import ConfigError
+from fedgradnorm import ConfigError
 from fedgradnorm.data import faces
 from fedgradnorm.data.faces import CLASSES, SHARES
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from data.small_tables import HOUSES, client_from_files, one_line, prices, write
-from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm import ConfigError, DataError
 
 
 @pytest.mark.parametrize(

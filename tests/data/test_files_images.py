@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from data.small_tables import client_from_files, one_line, write
-from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm import ConfigError, DataError
 
 
 @pytest.fixture

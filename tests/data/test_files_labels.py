@@ -10,7 +10,7 @@ from torch import nn
 
 import fedgradnorm as fgn
 from data.small_tables import client_from_files, kinds, labelled, one_line, write
-from fedgradnorm._errors import DataError
+from fedgradnorm import DataError
 
 
 def test_text_labels_become_sorted_classes(houses):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data.small_tables import client_from_files, one_line
-from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm import ConfigError, DataError
 
 
 def test_npz_and_relative_paths(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm import ConfigError, DataError
 from fedgradnorm.data import mtfl
 from mtfl_archive import POINTS, box_csv, jpeg, mtfl_files, row, text, write_folder, write_zip
 

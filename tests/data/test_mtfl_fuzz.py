@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgradnorm._errors import DataError
+from fedgradnorm import DataError
 from fedgradnorm.data import mtfl
 from mtfl_archive import mtfl_files, write_zip
 

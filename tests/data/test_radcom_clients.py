@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm import ConfigError, DataError
 from fedgradnorm.data import radcom
 
 

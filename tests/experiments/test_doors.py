@@ -126,7 +126,6 @@ def test_a_stranger_s_config_stops_no_report(tmp_path):
     (folder / "config.toml").unlink()
     os.mkfifo(folder / "config.toml")
     assert command("report", folder, "--out", tmp_path / "page.html").exit_code == 0
-    assert command("report", folder, "--out", tmp_path / "page.png").exit_code == 0
 
 
 @pytest.mark.parametrize("layer", ["os.system", "Module.__init__", "modules", "functional", None])

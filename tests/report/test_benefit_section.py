@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fedgradnorm import RunFolderError
 from fedgradnorm._benefit.benefit import Benefit
 from fedgradnorm._benefit.client_gain import ClientGain
-from fedgradnorm._errors import RunFolderError
 from fedgradnorm._report.benefit import read_benefit, variant_benefits, write_benefit
 from fedgradnorm._report.frame import read_report
 from fedgradnorm._report.page import make_page

@@ -67,7 +67,7 @@ def test_tables_show_the_named_metric_and_the_constant_baseline(folders, tmp_pat
     metrics = report.frame.drop_duplicates("task").set_index("task").metric.to_dict()
     assert metrics == {"rain": "auroc", "dry": "accuracy", "price": "mae"}
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(to_terminal(tasks_grid(report)))
+    console.print(*to_terminal(tasks_grid(report), 160))
     text = console.export_text()
     assert "AUROC 0.500" in text
     page = tmp_path / "page.html"

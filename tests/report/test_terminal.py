@@ -8,20 +8,21 @@ import pty
 import re
 import select
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from rich.console import Console
+from rich.table import Table
 from typer.testing import CliRunner
 
+from fedgradnorm import ConfigError
 from fedgradnorm._cli import app, board
 from fedgradnorm._cli.board import Board
-from fedgradnorm._errors import ConfigError
 from fedgradnorm._report.frame import read_report
 from fedgradnorm._report.grid import to_terminal
 from fedgradnorm._report.tables import shown_grids, tasks_grid
-from fedgradnorm._report.terminal import fitted
 from fedgradnorm._runs.after.run_summary import WholeFrame
 from fedgradnorm._training.callbacks import Progress
 from fedgradnorm.experiments._compare import News, watched
@@ -70,25 +71,33 @@ def test_a_report_in_a_narrow_terminal_loses_no_digit(tmp_path: Path) -> None:
     tables = shown.partition("page: ")[0]
     assert max(map(len, tables.splitlines())) <= WIDTH
     for row in tasks_grid(read_report([place])).rows:
-        assert all(cell.text in tables for cell in row if cell.numbers), row
+        assert all(cell.text in tables for cell in row[:4] if cell.numbers), row
         assert all(word in tables for word in row[1].text.split())
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_every_number_stands_whole_in_its_own_row(tmp_path: Path, width: int) -> None:
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_every_number_that_fits_is_whole_and_the_others_are_named(
+    tmp_path: Path, width: int, whole: bool
+) -> None:
     for grid in shown_grids(read_report([runs(tmp_path)])):
         console = Console(width=width, color_system=None)
+        parts = to_terminal(replace(grid, whole=whole), width)
         with console.capture() as heard:
-            parts = fitted(to_terminal(grid), width)
             for part in parts:
                 console.print(part, crop=False)
         text = heard.get()
-        body = text.partition("\n\n")[0] if width < 80 else text
-        assert max(map(len, body.splitlines())) <= max(width, 80)
-        for row in grid.rows:
-            assert all(cell.text in text for cell in row if cell.numbers)
-            assert all(word in text for word in row[1].text.split())
-        assert (len(parts) == 1) == (width == 200)
+        tables = [part for part in parts if isinstance(part, Table)]
+        assert max(map(len, text.splitlines())) <= width
+        after = " ".join(text.partition("on the page: ")[2].split())
+        named = [title for title in after.split(", ") if title]
+        assert not set(named) & set(grid.columns[: 4 if width >= 80 else 3])
+        for column, title in enumerate(grid.columns):
+            if title not in named:
+                assert all(row[column].text in text for row in grid.rows if row[column].numbers)
+        assert all(word in text for row in grid.rows for word in row[1].text.split())
+        assert (len(tables) > 1) <= whole
+        assert bool(named) <= (not whole and width < 200)
 
 
 def test_a_summary_shows_all_of_itself() -> None:

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fedgradnorm import ConfigError
 from fedgradnorm._cli import app
 from fedgradnorm._cli.watch_command import PAGES, STREAMS, Handler, Server, server
-from fedgradnorm._errors import ConfigError
 from fedgradnorm._report.live import POINTS, Live
 from fedgradnorm._runs.folder import FolderLock
 from report.run_folders import write_run

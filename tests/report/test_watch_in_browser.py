@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from fedgradnorm._cli.watch_command import Server, server
 from fedgradnorm._report import live
 from report.run_folders import write_run
+from report.test_watch import serving
 
 pytestmark = pytest.mark.slow
 
@@ -33,18 +32,6 @@ class Slow(fgn.Callback):
 network, clients = toys.network(), toys.clients()
 fgn.train(network, clients, rounds=20_000, folder=sys.argv[1], callbacks=[Slow()])
 """
-
-
-@contextmanager
-def serving(folder: Path, port: int = 0) -> Iterator[Server]:
-    with server(folder, port) as found:
-        thread = threading.Thread(target=found.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield found
-        finally:
-            found.shutdown()
-            thread.join()
 
 
 @contextmanager

@@ -185,7 +185,7 @@ def test_a_table_of_mixed_splits_says_where_each_number_is_from() -> None:
     rest = [{**row, "client": "b"} for row in stored("fedrep", split="train").rows]
     one = dataclasses.replace(mixed, rows=mixed.rows + rest)
     console = Console(file=io.StringIO(), width=120)
-    console.print(to_terminal(tasks_grid(report_of([one]))))
+    console.print(*to_terminal(tasks_grid(report_of([one]))))
     text = console.file.getvalue()
     assert "% (test)" in text
     assert "% (train)" in text
@@ -200,7 +200,7 @@ def test_a_factor_on_a_loss_is_divided_out_everywhere(tmp_path: Path) -> None:
     wanted = plain.summary().last_loss
     for row in read_report([tmp_path]).frame.itertuples():
         assert row.loss == pytest.approx(wanted[row.task], rel=1e-6)
-    shown = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "f.png")])
+    shown = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "f.html")])
     assert shown.exit_code == 0
     for value in wanted:
         assert (

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedgradnorm._errors import DataError
+from fedgradnorm import DataError
 from studies.theory.rates import fit_rate, power_law, spectral_radius
 
 K = torch.arange(500, dtype=torch.float64)

@@ -113,7 +113,8 @@ def _explain(method: Method) -> None:
     table.add_row("server sees", seen)
     kept = ", ".join(word.replace("_", " ") for word in method.state)
     table.add_row("server keeps", f"{kept} of each client" if kept else "nothing of its clients")
-    table.add_row("cost", f"{method.cost} per round, with N clients and D shared parameters")
+    work = f"order of {method.cost} operations per round, besides the sum of the updates"
+    table.add_row("cost", f"{work} (N clients, D shared parameters)")
     private = f"not possible: the server needs {method.beyond_sums}"
     table.add_row("private", private if method.beyond_sums else "possible: sums are enough")
     say(table)

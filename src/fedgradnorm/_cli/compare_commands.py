@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,14 @@ import typer
 from rich.text import Text
 
 from fedgradnorm._cli.board import showing_runs
-from fedgradnorm._cli.output import check_report, data_bar, resumable, say, tell
+from fedgradnorm._cli.output import (
+    check_report,
+    data_bar,
+    resumable,
+    say,
+    show_page,
+    show_report,
+)
 from fedgradnorm._cli.training_commands import Allow, ConfigFile, Device, Overrides, changed
 from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm._runs.layout import BENEFIT, FIGURES, REPORT, TABLES
@@ -121,7 +127,7 @@ def reproduce(
     - `fedgradnorm reproduce scale --seeds 5 --jobs 6 --device cuda --out runs/scale`
     """
     from fedgradnorm.experiments._config.config_file import load_config
-    from fedgradnorm.experiments._config.shipped import BENEFIT, SIDE_BY_SIDE, experiments
+    from fedgradnorm.experiments._config.shipped import experiments
 
     check_report()
     names = experiments(experiment)
@@ -134,17 +140,9 @@ def reproduce(
             say(f"== {name}")
         place = folder / name if len(wanted) > 1 else folder
         try:
-            if name in BENEFIT:  # whose clients are too many for a line or a panel each
-                train_all(config, None, seeds, jobs, place)
-            else:
-                run_and_show(config, None, seeds, jobs, place, baseline)
+            run_and_show(config, None, seeds, jobs, place, baseline)
         except TrainingError as error:  # the others are none the worse for it
             trouble = trouble or error
-    if names == SIDE_BY_SIDE:
-        write_side_by_side(folder, names, baseline or "")
-    if names[0] in BENEFIT:
-        places = {n: folder / n if len(names) > 1 else folder for n in names}
-        show_benefit(places, folder)
     if trouble is not None:
         raise trouble
 
@@ -180,7 +178,6 @@ def benefit(
     """
     from fedgradnorm._checks import one_of
     from fedgradnorm._report.benefit import client_grid, write_benefit
-    from fedgradnorm._report.grid import to_terminal
     from fedgradnorm._report.page import write_page
     from fedgradnorm.experiments._benefit_runs import benefit as run_both
     from fedgradnorm.experiments._benefit_runs import benefit_folder
@@ -196,12 +193,12 @@ def benefit(
             watch=watch, data_progress=bar,
         )  # fmt: skip
     many = f"mean over {seeds} seeds" if seeds > 1 else f"seed {wanted.seed}"
-    say(to_terminal(client_grid(found, f"{wanted.method} against alone, {many}")))
-    say(found.sentence)
+    say(client_grid(found, f"{wanted.method} against alone, {many}"))
     write_benefit(found, folder / BENEFIT, wanted.method, seeds)
     write_page([folder], folder / REPORT)
-    say(f"table: {folder / BENEFIT}")
-    say(f"page:  {folder / REPORT}")
+    say(f"table:   {folder / BENEFIT}")
+    say(f"page:    {folder / REPORT} (opens in any browser, works offline)")
+    say(Text(found.sentence))
 
 
 def run_and_show(
@@ -214,6 +211,7 @@ def run_and_show(
 ) -> None:
     """Train what is missing, then show the tables and the figure of all."""
     from fedgradnorm._methods import find_method
+    from fedgradnorm.experiments._compare import compare as train
     from fedgradnorm.experiments._compare import compare_folder
     from fedgradnorm.experiments._entries import read_entry
 
@@ -222,7 +220,8 @@ def run_and_show(
     folder = compare_folder(config) if out is None else out
     trouble: TrainingError | None = None
     try:
-        train_all(config, methods, seeds, jobs, folder)
+        with resumable("the same command"), data_bar("data") as bar, showing_runs() as watch:
+            train(config, methods, seeds, folder=folder, jobs=jobs, watch=watch, data_progress=bar)
     except TrainingError as error:
         trouble = error
     texts = config.compare.methods if methods is None else methods
@@ -233,68 +232,20 @@ def run_and_show(
         raise trouble
 
 
-def train_all(
-    config: Config, methods: list[str] | None, seeds: int | None, jobs: int, folder: Path
-) -> None:
-    """Train what is missing in ``folder``, and show how it goes."""
-    from fedgradnorm.experiments._compare import compare as run_all
-
-    with resumable("the same command"), data_bar("data") as bar, showing_runs() as watch:
-        run_all(
-            config, methods, seeds, folder=folder, jobs=jobs,
-            watch=watch, data_progress=bar,
-        )  # fmt: skip
-
-
-def show_benefit(places: Mapping[str, Path], out: Path) -> None:
-    """Show the benefit in the comparisons at ``places``, by the names of their data."""
-    from fedgradnorm._methods import LOCAL
-    from fedgradnorm._report.benefit import all_gains, benefit_grid, by_task_grid
-    from fedgradnorm._report.figures import benefit_figure
-    from fedgradnorm._report.frame import read_report
-    from fedgradnorm._report.grid import to_terminal, write_grids
-
-    read = {n.removeprefix("benefit-"): read_report([p], LOCAL) for n, p in places.items()}
-    found = all_gains(read)
-    grids = [benefit_grid(found), by_task_grid(found)]
-    say(to_terminal(grids[0]))
-    tell(note for report in read.values() for note in report.notes)
-    write_grids(grids, out / TABLES)
-    say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
-    figures = [benefit_figure(found, out / FIGURES / f"benefit.{end}") for end in ("png", "pdf")]
-    say(f"figures: {figures[0]}")
-
-
-def write_side_by_side(folder: Path, names: Sequence[str], baseline: str) -> None:
-    """Write one table of the comparisons that lie in ``folder`` by these names."""
-    from fedgradnorm._report.frame import read_report
-    from fedgradnorm._report.grid import write_grids
-    from fedgradnorm._report.tables import side_grid
-
-    found = {name: read_report([folder / name], baseline) for name in names}
-    write_grids([side_grid({n.rpartition("-")[2]: r for n, r in found.items()})], folder / TABLES)
-    say(f"side by side: {folder / TABLES} (CSV, Markdown, LaTeX)")
-
-
 def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
-    """Print tables, notes and conclusion; write tables, figures and the page to ``out``."""
+    """Print a table, notes and the conclusion; write all tables, figures and the page."""
     from fedgradnorm._report.figures import draw
     from fedgradnorm._report.frame import read_report
-    from fedgradnorm._report.grid import to_terminal, write_grids
-    from fedgradnorm._report.headline import headline
+    from fedgradnorm._report.grid import write_grids
     from fedgradnorm._report.page import write_page
-    from fedgradnorm._report.tables import all_grids, shown_grids
+    from fedgradnorm._report.tables import all_grids
 
     report = read_report(places, baseline)
     if report.frame.empty:
         raise RunFolderError("nothing to compare: no run there holds an evaluation")
     page = write_page(places, out / REPORT, report=report)
-    many = [] if page.crowd is None else [page.crowd]
-    for grid in (*many, *shown_grids(report))[:1]:  # the others are in the files
-        say(to_terminal(grid))
-    tell(report.notes)
-    write_grids([*many, *all_grids(report)], out / TABLES)
+    show_report(report, page.crowd)
+    write_grids([*([page.crowd] if page.crowd else ()), *all_grids(report)], out / TABLES)
     say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
     say(f"figures: {', '.join(map(str, draw(report, out / FIGURES)))}")
-    say(f"page:    {out / REPORT} (opens in any browser, works offline)")
-    say(Text(headline(report.frame)))
+    show_page(page, out / REPORT)

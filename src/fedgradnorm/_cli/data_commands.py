@@ -1,62 +1,26 @@
-"""``data generate``, ``data prepare`` and ``data show``."""
+"""``data prepare`` and ``data show``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedgradnorm._cli.output import data_bar, say
-from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm._runs.layout import temporary
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    pass
 
-app = typer.Typer(help="Make, prepare and look at data.", no_args_is_help=True)
-generate = typer.Typer(help="Make synthetic data and save it as .npz.", no_args_is_help=True)
+app = typer.Typer(help="Prepare and look at data.", no_args_is_help=True)
 prepare = typer.Typer(
     help="Read a published data set once; later runs take it from the cache.", no_args_is_help=True
 )
-app.add_typer(generate, name="generate")
 app.add_typer(prepare, name="prepare")
 
-Out = Annotated[Path, typer.Option("--out", "-o", help="The .npz file to write.")]
 Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same rows.")]
 From = Annotated[Path, typer.Option("--from", help="The downloaded file or folder.")]
 Drop = Annotated[bool, typer.Option("--drop-bad", help="Leave out and list rows that are bad.")]
-
-
-@generate.command("radcom")
-def generate_radcom(
-    out: Out,
-    samples: Annotated[int, typer.Option(help="Rows to make.")] = 125_361,
-    seed: Seed = 0,
-) -> None:
-    """Radio signals like RadComDynamic's: iq [n, 256], modulation, signal, snr."""
-    from fedgradnorm.data import radcom
-
-    _check_npz(out)
-    with data_bar("signals") as bar:
-        data = radcom.generate(samples, seed, progress=bar)
-    arrays = {name: getattr(data, name) for name in ("iq", "modulation", "signal", "snr")}
-    _save(out, arrays, "radio signals")
-
-
-@generate.command("faces")
-def generate_faces(
-    out: Out, samples: Annotated[int, typer.Option(help="Faces to draw.")] = 10_000, seed: Seed = 0
-) -> None:
-    """Drawn faces like MTFL's: images [n, 1, 40, 40], landmark, shape, smile, glasses, pose."""
-    from fedgradnorm.data import faces
-
-    _check_npz(out)
-    with data_bar("faces") as bar:
-        data = faces.generate(samples, seed, progress=bar)
-    _save(out, data.columns(), "faces")
 
 
 @prepare.command("mtfl")
@@ -114,13 +78,13 @@ def show(
 
     - `fedgradnorm data show table2`
     """
-    from fedgradnorm._report.tables import clients_table
+    from fedgradnorm._report.tables import clients_grid
     from fedgradnorm.data._sources import load_clients
 
     source, given, seed = _chosen(what, options or [], seed)
     with data_bar(source) as bar:
         clients = load_clients(source, given, seed, bar)
-    say(clients_table(clients))
+    say(clients_grid(clients))
 
 
 def _chosen(what: str, words: list[str], seed: int) -> tuple[str, dict[str, Any], int]:
@@ -137,30 +101,3 @@ def _chosen(what: str, words: list[str], seed: int) -> tuple[str, dict[str, Any]
         choose(what, [*SOURCES, *shipped()], "data source (and no config)")
     config = load_config(what, words)
     return config.data.source, dict(config.data.model_extra or {}), config.seed
-
-
-def _check_npz(path: Path) -> None:
-    if path.suffix != ".npz":
-        raise ConfigError(f"{path}: the file's name must end in .npz")
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder")
-
-
-def _save(path: Path, arrays: Mapping[str, NDArray[Any]], what: str) -> None:
-    """Write the arrays so that the file is there whole or not at all."""
-    import numpy as np
-
-    here = temporary(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with here.open("wb") as file:
-            named: dict[str, Any] = {"synthetic": np.array(True), **arrays}
-            np.savez(file, **named)
-        here.replace(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
-    finally:
-        with suppress(OSError):
-            here.unlink(missing_ok=True)
-    rows = len(next(iter(arrays.values())))
-    say(f"{rows:,} synthetic {what} in {path}: {', '.join(arrays)}")

@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from fedgradnorm._cli.board import showing_runs
-from fedgradnorm._cli.output import check_report, data_bar, resumable, say
-from fedgradnorm._cli.training_commands import show_runs
+from fedgradnorm._cli.output import (
+    check_report,
+    data_bar,
+    resumable,
+    say,
+    show_page,
+    show_report,
+)
+from fedgradnorm._cli.training_commands import Overrides
 from fedgradnorm._runs.layout import REPORT
 
 METHODS = ("fedrep", "fedgradnorm", "fedgradnorm-direct")
@@ -29,17 +35,12 @@ The SNR's squared error starts above 100, the other losses near 1 and 2."""
 
 
 def demo(
+    overrides: Overrides = None,
+    *,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the runs go.")] = Path("runs"),
     quick: Annotated[
         bool, typer.Option("--quick", help="A fifth of the examples and a larger learning rate.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="The seed of data, network and batches.")] = 0,
-    samples: Annotated[
-        int | None, typer.Option("--samples", help="Examples of all clients together.")
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option("--epochs", help="Passes over each client's examples.")
-    ] = None,
 ) -> None:
     """Train three methods on four embedded signal tasks and show what the weights are for.
 
@@ -47,24 +48,20 @@ def demo(
     `fedgradnorm configs demo` prints its config; to train one method on it, use
     `fedgradnorm run demo method=fedrep`.
     """
-    from fedgradnorm._report.headline import headline
     from fedgradnorm._report.page import write_page
     from fedgradnorm.experiments._compare import compare
     from fedgradnorm.experiments._config.config_file import load_config
     from fedgradnorm.experiments._execute import free_folder
 
     check_report()
-    given = (("seed", seed), ("data.samples", samples), ("epochs", epochs))
-    words = [f"{key}={value}" for key, value in given if value is not None]
-    config = load_config("demo", [*(QUICK if quick else ()), *words])
+    config = load_config("demo", [*(QUICK if quick else ()), *(overrides or ())])
     folder = free_folder(out, "demo")
     say(BEFORE)
     with _one_thread(), resumable(AGAIN), data_bar("signals") as bar, showing_runs() as watch:
         folders = compare(config, METHODS, folder=folder, watch=watch, data_progress=bar)
-    show_runs(folders, folder / "demo.png")
     page = write_page(folders, folder / REPORT)
-    say(f"report: {folder / REPORT} (one page, opens in any browser, works offline)")
-    say(Text(headline(page.report.frame)))
+    show_report(page.report)
+    show_page(page, folder / REPORT)
 
 
 @contextmanager

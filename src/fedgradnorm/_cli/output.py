@@ -7,23 +7,27 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import Progress
-from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from fedgradnorm._checks import shortened
 from fedgradnorm._errors import FedGradNormError, RankLost, TrainingError
 from fedgradnorm._extras import needed
 from fedgradnorm._launched import is_leader
+from fedgradnorm._report.grid import Grid, to_terminal
 from fedgradnorm._training.interrupt import one_press
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedgradnorm._report.frame import Report
+    from fedgradnorm._report.page import Page
     from fedgradnorm.data._sources import DataProgress
 
 FILE_WIDTH = 120
@@ -76,27 +80,40 @@ def fail(message: str, code: int) -> typer.Exit:
 
 
 def say(text: Any = "") -> None:
-    """Print to stdout; paths and names are taken as they are, and a file is wider than 80.
+    """Print to stdout: text as it is, and a table as wide as the terminal, or as a file.
 
-    A table that is wider than the terminal becomes several, one below the other: cut, it would lose
-    its last columns or digits. ``COLUMNS`` in the environment counts as a terminal's width.
+    ``COLUMNS`` in the environment counts as a terminal's width.
     """
     columns = os.environ.get("COLUMNS", "")
     if not out.is_terminal:
         out.width = int(columns) if columns.isdecimal() else FILE_WIDTH
-    if isinstance(text, Table) and (out.is_terminal or columns):
-        from fedgradnorm._report.terminal import fitted
-
-        for part in fitted(text, out.width):
-            out.print(part, markup=False, crop=False)
-        return
-    out.print(text, markup=False, soft_wrap=isinstance(text, str), crop=False)
+    for part in to_terminal(text, out.width) if isinstance(text, Grid) else [text]:
+        out.print(part, markup=False, soft_wrap=isinstance(part, str), crop=False)
 
 
 def tell(notes: Iterable[str]) -> None:
     """Print what should be known beside a result, to stderr."""
     for note in notes:
         err.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def show_report(report: Report, crowd: Grid | None = None) -> None:
+    """The first table of a report, of many clients the ``crowd``, and what to know beside it."""
+    from fedgradnorm._report.tables import shown_grids
+
+    if crowd is not None:
+        say(crowd)
+    elif len(report.frame):
+        say(shown_grids(report)[0])
+    tell(report.notes)
+
+
+def show_page(page: Page, path: Path) -> None:
+    """Where the page is, and its conclusion."""
+    from fedgradnorm._report.headline import headline
+
+    say(f"page:    {path} (opens in any browser, works offline)")
+    say(Text(headline(page.report.frame)))
 
 
 @contextmanager
@@ -166,11 +183,3 @@ def check_report() -> None:
         for package in ("scipy", "jinja2", "matplotlib", "plotly"):
             if find_spec(package) is None:
                 raise ImportError(name=package)
-
-
-def check_picture(path: Path | None) -> None:
-    """Refuse a picture format before any work is done."""
-    if path is not None:
-        from fedgradnorm._report.figures import check_format
-
-        check_format(path)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedgradnorm._cli.output import DIVERGED, data_bar, fail, resumable, say, tell
 from fedgradnorm._launched import is_leader
-
-if TYPE_CHECKING:
-    pass
 
 ConfigFile = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="A TOML file, or a name that `configs` lists.")
@@ -121,38 +118,20 @@ def show_run(folder: Path) -> None:
     if not is_leader():
         return
     from fedgradnorm._report.frame import report_of
-    from fedgradnorm._report.grid import to_terminal
     from fedgradnorm._report.tables import crowd_grid, tasks_grid
     from fedgradnorm._runs.reader import read_run
 
     run = read_run(folder)
     report = report_of([run])
-    for name in report.variants:
-        title = f"{name}, seed {run.seed}"
-        crowd = crowd_grid(report)
-        grid = tasks_grid(report, title) if crowd is None else replace(crowd, title=title)
-        say(to_terminal(grid))
+    grid = crowd_grid(report) or tasks_grid(report)
+    if grid.rows:
+        say(replace(grid, title=f"{report.variants[0]}, seed {run.seed}"))
     tell(report.notes)
     if run.kept:
-        say(run.kept)
+        say(f"result:     {run.kept}")
     say(f"run folder: {folder}")
     say(f"report:     fedgradnorm report {folder} --open")
     if names := run.manifest.get("diverged"):
         from fedgradnorm._runs.manifest import diverged_words
 
         raise fail(diverged_words(names), DIVERGED)
-
-
-def show_runs(places: list[Path], picture: Path) -> None:
-    """The table and the figure of several runs."""
-    from fedgradnorm._report.benefit import better_off, variant_benefits
-    from fedgradnorm._report.figures import curves_figure
-    from fedgradnorm._report.frame import read_report
-    from fedgradnorm._report.grid import to_terminal
-    from fedgradnorm._report.tables import crowd_grid, tasks_grid
-
-    report = read_report(places)
-    crowd = crowd_grid(report, better_off(variant_benefits(report, {})))
-    say(to_terminal(tasks_grid(report) if crowd is None else crowd))
-    tell(report.notes)
-    say(f"figure: {curves_figure(report, picture)}")

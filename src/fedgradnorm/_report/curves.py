@@ -62,10 +62,9 @@ def numbers(values: Iterable[float], digits: int = DIGITS) -> list[float | None]
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of one variant: of its seeds together, and of runs that stopped early."""
+    """The curves of one variant, of its finished seeds together."""
 
     whole: list[Series]
-    partial: list[Series]
     around: Mapping[str, tuple[str, str]]
 
     def band(self, key: Key) -> Band | None:
@@ -88,26 +87,15 @@ class Curves:
         low, high = np.fmin.reduce(known), np.fmax.reduce(known)
         return replace(middle, low=low, high=high, spans=True)
 
-    def stopped(self, key: Key) -> list[Band]:
-        """A curve for each run that stopped early."""
-        if self.around and key[0] not in self.around:
-            return []
-        found = (band([series[key]]) for series in self.partial if key in series)
-        return [one for one in found if one is not None]
-
-    def columns(self, client: str | None = None) -> set[tuple[str, str]]:
-        """The splits and columns that there are, of one client or of all."""
-        every = (key for series in (*self.whole, *self.partial) for key in series)
-        return {key[1:] for key in every if client is None or key[0] == client}
+    def columns(self) -> set[tuple[str, str]]:
+        """The splits and columns that there are."""
+        return {key[1:] for series in self.whole for key in series}
 
 
 def curves_of(group: Group, gamma: float | None = None) -> Curves:
     """The curves of a variant, with its norms against the targets of ``gamma``."""
-    whole, partial = (
-        [series_of(run.rows, gamma if group.shared else None) for run in runs]
-        for runs in (group.whole, group.partial)
-    )
-    return Curves(whole, partial, {k: v for run in group.whole for k, v in around(run).items()})
+    whole = [series_of(run.rows, gamma if group.shared else None) for run in group.whole]
+    return Curves(whole, {k: v for run in group.whole for k, v in around(run).items()})
 
 
 def series_of(rows: Sequence[Row], gamma: float | None) -> Series:

@@ -1,9 +1,8 @@
-"""Figures for files: curves, a sweep, many methods in order, and the benefit."""
+"""Figures for files: the page's panels, drawn by matplotlib."""
 
 from __future__ import annotations
 
 import io
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,354 +12,139 @@ import numpy as np
 
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._extras import needed
-from fedgradnorm._report.benefit import ENDS, Gains
-from fedgradnorm._report.colours import COLOURS, STROKES, TASKS, Look, looks
-from fedgradnorm._report.curves import Band, Curves, curves_of
+from fedgradnorm._report.colours import STROKES, Look, looks
 from fedgradnorm._report.frame import Report
-from fedgradnorm._report.tables import SIGHTS, delta, sight
+from fedgradnorm._report.panels import SWEEP, Panel, Section, axis_of, sections, sweep_section
 from fedgradnorm._runs.checkpoint import write_atomically
-from fedgradnorm.experiments._statistics import Estimate, estimate
-from fedgradnorm.experiments._sweep import key_name, value_name
 
 FORMATS = ("png", "pdf", "svg")
 LEGEND = 4  # names in a row of a legend
-ROW = 6  # panels in a row
-FAINT, GREY = "#C4C4C4", "#8A8A8A"
+COLUMNS = 8  # panels in a row
+FAINT = "#C4C4C4"
 MARKERS = "osDP^vX*"
-DECADES = 100  # a range of numbers wider than this factor is drawn on a logarithmic axis
-SMALL = 0.05  # weights below this are drawn on a logarithmic axis
+
+ROLES = {"Loss": "train", "Accuracy or error": "heldout"}
+"""What a view of the learning curves shows in a file, where it is recorded."""
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """The figures of a comparison as PNG and PDF; the PNG files."""
-    made = []
-    for ending in ("png", "pdf"):
-        if report.points:
-            made.append(sweep_figure(report, folder / f"sweep-loss.{ending}", "loss"))
-            made.append(sweep_figure(report, folder / f"sweep-held-out.{ending}", "score"))
-            continue
-        made.append(curves_figure(report, folder / f"curves.{ending}"))
-        if report.many:
-            made.append(methods_figure(report, folder / f"methods.{ending}"))
-    return [path for path in made if path.suffix == ".png"]
+    """The figure of a comparison as PNG and PDF; the PNG file.
 
-
-def curves_figure(report: Report, path: str | Path) -> Path:
-    """A column per task: training loss, and held-out accuracy if every task has one.
-
-    Below, a panel for each named variant whose weights move. Lines are means over seeds, bands the
-    range they span. Of many variants only some are named; the others are thin grey lines.
+    A column per task: of a sweep, the ends of training against what was varied; else the curves of
+    loss, held-out metric and weight. Lines are means over seeds, bands the range they span.
     """
+    name = "sweep" if report.points else "curves"
+    return [panels_figure(report, folder / f"{name}.{end}") for end in ("png", "pdf")][:1]
+
+
+def panels_figure(report: Report, path: str | Path) -> Path:
+    """Panels of the page on one sheet. Of many variants some are named, the others are grey."""
     path = Path(path)
     check_format(path)
-    curves = {name: curves_of(one) for name, one in report.groups.items()}
-    tasks = report.tasks
-    if not tasks:
+    rows = []
+    for section in [sweep_section(report)] if report.points else sections(report):
+        if section.id in (SWEEP, "curves") or (section.id == "weights" and _moves(section)):
+            for view in section.views:
+                panels = [panel for panel in section.panels if panel["view"] == view]
+                cuts = range(0, len(panels), COLUMNS)
+                rows += [(view, panels[cut : cut + COLUMNS]) for cut in cuts]
+    if not rows:
         raise DataError("nothing to draw: the runs hold no rounds yet")
-    rows = [("train", "loss", "training loss")]
-    if set(report.frame.metric) == {"accuracy"} and set(report.frame.split) <= {"test"}:
-        rows.append(("test", "accuracy", "test accuracy"))
-    named = report.standouts()
-    moving = [name for name in named if _moves(curves[name], tasks)]
-    below = math.ceil(len(moving) / ROW)
-    beside = math.ceil(len(moving) / below) if below else 0
-    legend = 0.4 + 0.24 * math.ceil((len(named) + 1) / LEGEND)
-    upper, lower = 2.4 * len(rows) + legend, 2.1 * below + 0.5
-    width = max(2.7 * max(len(tasks), 3), 1.95 * beside + 1.2)
-    drawing = _figure(width, upper + (lower if below else 0))
-    parts = drawing.subfigures(
-        2 if below else 1, 1, squeeze=False, height_ratios=[upper, lower] if below else [1]
-    )
-    panels = parts[0, 0].subplots(len(rows), len(tasks), sharex=True, squeeze=False)
-    for line, (split, column, label) in zip(panels, rows, strict=True):
-        for axes, task in zip(line, tasks, strict=True):
-            _curves(axes, curves, named, (task, split, column))
-            if split == "train":
-                axes.set_title(task, fontsize=12, weight="bold")
-        line[0].set_ylabel(label)
-    for axes in panels[-1]:
-        axes.set_xlabel("epoch")
-    _legend(parts[0, 0], panels.flat)
-    if below:
-        _weights(parts[1, 0], {name: curves[name] for name in moving}, tasks, below, beside)
+    named = looks(report.lines if report.points else report.standouts())
+    width = max(len(panels) for _, panels in rows)
+    legend = 0.4 + 0.24 * -(-(len(named) + 1) // LEGEND)
+    drawing = figure(2.6 * max(width, 3) + 0.4, 2.3 * len(rows) + legend)
+    grid = drawing.subplots(len(rows), width, squeeze=False)
+    for line, (view, panels) in zip(grid, rows, strict=True):
+        for axes, panel in zip(line, panels, strict=False):
+            _panel(axes, report, panel, named)
+        for axes in line[len(panels) :]:
+            axes.set_visible(False)
+        line[0].set_ylabel("Training loss" if view == "Loss" else view)
+    one_legend(drawing, grid.flat)
     return save(drawing, path, report.synthetic)
 
 
-def _curves(
-    axes: Any, curves: Mapping[str, Curves], named: Sequence[str], key: tuple[str, str, str]
-) -> None:
-    known = looks(named)
-    others = [name for name in curves if name not in named]
-    bands = {name: one.band(key) for name, one in curves.items()}
-    for name in (*named, *others):
-        found = bands[name]
-        if found is None:
+def _moves(section: Section) -> bool:
+    """Whether any weight differs from 1."""
+    return any(y not in (1, None) for p in section.panels for one in p["series"] for y in one["y"])
+
+
+def _panel(axes: Any, report: Report, panel: Panel, named: Mapping[str, Look]) -> None:
+    roles = {one["role"] for one in panel["series"]}
+    role = ROLES.get(panel["view"], "")
+    lines = [one for one in panel["series"] if one["role"] in ({role} & roles or roles)]
+    others = [n for n in report.variants if n not in named]
+    inside = []
+    for one in lines:
+        name = one.get("name") or report.variants[one["method"]]
+        if name in named:
+            inside.append(one)
+            _line(axes, panel, one, name, named[name], list(named).index(name) / len(named))
             continue
-        if name in known:
-            _line(axes, found, name, known[name].hex, style_of(known[name]))
-        else:
-            label = f"{len(others)} other{'s' * (len(others) > 1)}" if name == others[0] else "_"
-            axes.plot(found.epoch, found.mean, color=FAINT, linewidth=0.9, zorder=1, label=label)
-    values = [v for name in named if (found := bands[name]) is not None for v in found.mean]
-    values += [found.mean[-1] for found in bands.values() if found is not None]
-    values = [value for value in values if math.isfinite(value)]
-    _dress(axes)
-    if not values:
-        return
-    low, high = min(values), max(values)
-    if key[2] == "loss" and low > 0:
-        if others:  # one that diverged must not flatten the rest
-            axes.set_ylim(low / (high / low) ** 0.06, high * (high / low) ** 0.06)
-        log_scale(axes)
+        label = f"{len(others)} other{'s' * (len(others) > 1)}" if name == others[0] else "_"
+        axes.plot(_numbers(one["x"]), _numbers(one["y"]), color=FAINT, linewidth=0.9, zorder=1,
+                  label=label)  # fmt: skip
+    # Another one that diverged must not flatten those that are named.
+    if "range" in panel:
+        _scale(
+            axes, axis_of(inside or lines, panel.get("reference"), panel["log"], panel["percent"])
+        )
+    task, unit = report.tasks[panel["task"]], panel["unit"]
+    metric = unit if unit in ("", "accuracy", "loss") else unit.upper()
+    axes.set_title(task if metric in ("", "loss") else f"{task} ({metric})", fontsize=10)
+    place = panel.get("x")
+    axes.set_xlabel(place["title"] if place else "epoch")
+    if place and place["log"]:
+        axes.set_xscale("log")
+    elif place and not place["lines"]:
+        axes.set_xticks(place["values"], place["names"], rotation=45, ha="right", fontsize=8)
+    dress(axes)
 
 
-def _line(axes: Any, found: Band, label: str, colour: str, style: Any) -> None:
-    """A mean and its range; of one or two points only markers, since nothing lies between."""
-    ends = len(found.epoch) <= 2
-    axes.plot(
-        found.epoch, found.mean, color=colour, linestyle="none" if ends else style, linewidth=2,
-        marker="o" if ends else None, markersize=5, label=label, zorder=2,
-    )  # fmt: skip
-    if found.seeds > 1 and not ends:
-        axes.fill_between(found.epoch, found.low, found.high, color=colour, alpha=0.18, linewidth=0)
-
-
-def _moves(curves: Curves, tasks: Sequence[str]) -> bool:
-    found = [curves.band((task, "batch", "weight")) for task in tasks]
-    values = np.concatenate([one.mean for one in found if one is not None] or [np.ones(1)])
-    return not np.allclose(values, values[0])
-
-
-def _weights(
-    part: Any, curves: Mapping[str, Curves], tasks: Sequence[str], rows: int, columns: int
+def _line(
+    axes: Any, panel: Panel, one: Mapping[str, Any], name: str, look: Look, share: float
 ) -> None:
-    """A panel per variant, a colour per task, all on one scale."""
-    panels = part.subplots(rows, columns, sharey=True, squeeze=False)
-    used = list(panels.flat)[: len(curves)]
-    low, high = math.inf, 1.0
-    for axes, (name, one) in zip(used, curves.items(), strict=True):
-        for number, task in enumerate(tasks):
-            found = one.band((task, "batch", "weight"))
-            if found is not None:
-                _line(axes, found, task, TASKS[number % len(TASKS)], "-")
-                low = min(low, float(np.nanmin(found.mean)))
-                high = max(high, float(np.nanmax(found.mean)))
-        axes.axhline(1.0, color="#999999", linewidth=0.8, zorder=0)
-        axes.set_title(name.replace(" ", "\n"), fontsize=10)
-        axes.set_xlabel("epoch")
-        _dress(axes)
-    for axes in list(panels.flat)[len(curves) :]:
-        axes.set_visible(False)
-    for axes in used:
-        if 0 < low < SMALL:
-            axes.set_ylim(max(low / 1.3, 1e-3), high * 1.3)
-            log_scale(axes)
-        else:
-            axes.set_ylim(bottom=0)
-    for axes in panels[:, 0]:
-        axes.set_ylabel("weight")
-    handles, names = used[0].get_legend_handles_labels()
-    part.legend(handles, names, loc="outside right center", frameon=False)
+    """A mean and its range; of one or two points only markers, since nothing lies between."""
+    x, y = _numbers(one["x"]), _numbers(one["y"])
+    low, high = (_numbers(one.get(key, one["y"])) for key in ("lo", "hi"))
+    how: dict[str, Any] = {"color": look.hex, "label": name, "zorder": 2}
+    place = panel.get("x")
+    if place and not place["lines"]:  # points without an order stand side by side
+        axes.errorbar(x + 0.6 * (share - 0.5), y, (y - low, high - y), markersize=4, linewidth=1.2,
+                      fmt=MARKERS[(look.colour + look.stroke) % len(MARKERS)], **how)  # fmt: skip
+        return
+    dashes = STROKES[look.stroke]
+    style: Any = (0, tuple(part / 2 for part in dashes)) if dashes else "-"
+    ends = len(x) <= 2 and place is None
+    axes.plot(x, y, linestyle="none" if ends else style, linewidth=1.8, markersize=5,
+              marker="o" if ends else None, **how)  # fmt: skip
+    if "lo" in one and not ends:
+        axes.fill_between(x, low, high, color=look.hex, alpha=0.18, linewidth=0)
 
 
-def sweep_figure(report: Report, path: str | Path, measure: str) -> Path:
-    """A panel per task: the end of training against what was varied, with 95% intervals.
+def _scale(axes: Any, axis: Mapping[str, Any]) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
-    A single numeric key is a real axis, logarithmic over two decades and more. Other points are
-    placed side by side, without lines between them.
-    """
-    path = Path(path)
-    check_format(path)
-    if not report.points:
-        raise DataError("nothing to draw: the runs are not of a sweep")
-    places, real = places_of(report)
-    drawing = _figure(2.7 * len(report.tasks) + 0.6, 3.4)
-    panels = drawing.subplots(1, len(report.tasks), squeeze=False)[0]
-    for axes, task in zip(panels, report.tasks, strict=True):
-        for number, (line, look) in enumerate(looks(report.lines).items()):
-            x, found = sweep_ends(report, line, task, measure)
-            if not found:
-                continue
-            mean = np.array([one.mean for one in found])
-            half = np.array([0.0 if math.isnan(one.half) else one.half for one in found])
-            if real:
-                _line(axes, Band(np.array(x), mean, mean - half, mean + half, 2), line, look.hex,
-                      style_of(look))  # fmt: skip
-            else:
-                aside = 0.6 * ((number + 0.5) / len(report.lines) - 0.5)
-                marker = MARKERS[(look.colour + look.stroke) % len(MARKERS)]
-                axes.errorbar(np.array(x) + aside, mean, half, color=look.hex, fmt=marker,
-                              markersize=4, linewidth=1.2, label=line)  # fmt: skip
-        if real and min(places) > 0 and max(places) / min(places) >= DECADES:
-            axes.set_xscale("log")
-        elif not real:
-            names = [value_name(point) for point in report.points]
-            axes.set_xticks(places, names, rotation=45, ha="right", fontsize=8)
-        axes.set_title(task, fontsize=12, weight="bold")
-        axes.set_xlabel(key_name(report.points[0]))
-        _dress(axes)
-        if measure == "loss" and any((line.get_ydata() > 0).any() for line in axes.lines):
-            log_scale(axes)
-    panels[0].set_ylabel("training loss at the end" if measure == "loss" else "held-out metric")
-    _legend(drawing, panels)
-    return save(drawing, path, report.synthetic)
+    low, high = axis.get("range", (0.0, 1.0))
+    if axis.get("reference") is not None:
+        axes.axhline(axis["reference"], color="#999999", linewidth=0.8, zorder=0)
+    if axis.get("log"):
+        axes.set_yscale("log")
+        low, high = 10**low, 10**high
+        axes.yaxis.set_major_locator(FixedLocator(axis["ticks"]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    elif axis.get("percent"):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylim(low, high)
 
 
-def places_of(report: Report) -> tuple[list[float], bool]:
-    """Where the points of a sweep stand on an axis, and whether that is their own value."""
-    values = [list(point.values()) for point in report.points]
-    plain = all(len(v) == 1 and type(v[0]) in (int, float) for v in values)
-    if plain and len({tuple(point) for point in report.points}) == 1:
-        return [float(v[0]) for v in values], True
-    return [float(i) for i in range(len(values))], False
+def _numbers(values: Sequence[float | None]) -> Any:
+    return np.array([np.nan if value is None else value for value in values])
 
 
-def sweep_ends(
-    report: Report, line: str, task: str, measure: str
-) -> tuple[list[float], list[Estimate]]:
-    """Places on the axis and estimates there, of the points at which this line has the measure."""
-    mine = report.frame[(report.frame.task == task) & (report.frame.line == line)]
-    if measure == "score":
-        mine = mine[mine.split != "train"]
-    values = {name: estimate(list(part)) for name, part in mine.groupby("variant")[measure]}
-    along = zip(places_of(report)[0], report.along(line), strict=True)
-    found = [(place, values[name]) for place, name in along if name in values]
-    return [place for place, _ in found], [value for _, value in found]
-
-
-def methods_figure(report: Report, path: str | Path) -> Path:
-    """A row per variant: what its server sees, Delta_m on the training loss, every task's gain."""
-    path = Path(path)
-    check_format(path)
-    names, ink = report.ranking["loss"], COLOURS[6]
-    sights = [s for s in SIGHTS if any(sight(report.groups[name].method) == s for name in names)]
-    gains = report.gains["loss", "base"].groupby(["variant", "task"]).gain.mean()
-    drawing = _figure(10.6 + 0.3 * len(sights), 1.9 + 0.25 * len(names))
-    ratios = [max(0.3 * len(sights), 0.7), 3.4, 4.4]
-    seen, total, tasks = drawing.subplots(1, 3, sharey=True, width_ratios=ratios)
-    deltas = {name: delta(report, name, "loss") for name in names}
-    low, high = _limits([one.mean for one in deltas.values()])
-    for row, name in enumerate(names):
-        if (needs := sight(report.groups[name].method)) in sights:
-            seen.plot(sights.index(needs), row, "o", color=ink, markersize=5.5)
-        found = deltas[name]
-        text = f"{found.mean:+.1f}" if math.isfinite(found.mean) else "diverged"
-        if not found.count:
-            text = "baseline"
-        total.annotate(text, (1, row), xycoords=("axes fraction", "data"), xytext=(7, 0),
-                       textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
-        if math.isfinite(found.mean):
-            place, off = float(np.clip(found.mean, low, high)), not low <= found.mean <= high
-            half = 0.0 if math.isnan(found.half) else found.half
-            ends = np.clip([found.mean - half, found.mean + half], low, high)
-            total.plot(ends, [row, row], color=GREY, linewidth=1.6)
-            clear = abs(found.mean) > half
-            total.plot(place, row, ("<" if place == low else ">") if off else "D", markersize=5.5,
-                       color=ink, markerfacecolor=ink if clear else "white")  # fmt: skip
-    _task_gains(tasks, names, gains, report.tasks)
-    total.set_xlim(low, high)
-    total.set_xlabel(f"Δm against {report.baseline}, %")
-    seen.set_title("server sees", fontsize=10)
-    seen.set_xlim(-0.6, max(len(sights), 1) - 0.4)
-    seen.set_xticks(range(len(sights)), sights, rotation=55, ha="left", rotation_mode="anchor")
-    seen.tick_params(axis="x", top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
-    for axes in (seen, total, tasks):
-        _dress(axes)
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        if axes is not seen:
-            axes.axvline(0, color="#999999", linewidth=1, zorder=1)
-    seen.set_yticks(range(len(names)), names)
-    note = (
-        "training loss at the end, positive is better; arrows: off the scale; bars: 95% intervals"
-    )
-    return save(drawing, path, "\n".join(filter(None, (note, report.synthetic))))
-
-
-def _task_gains(axes: Any, names: Sequence[str], gains: Any, tasks: Sequence[str]) -> None:
-    """A marker per task, all grey if there are more tasks than colours."""
-    low, high = _limits(list(gains), inner=0.94)
-    plain = len(tasks) > len(TASKS)
-    for number, task in enumerate(tasks):
-        known = [
-            (gains[name, task], row) for row, name in enumerate(names) if (name, task) in gains
-        ]
-        colour = GREY if plain else TASKS[number]
-        for off, mark in ((False, "o" if plain else MARKERS[number]), (True, None)):
-            for value, row in known:
-                if off == (low <= value <= high):
-                    continue
-                shape = mark or ("<" if value < low else ">")
-                axes.plot(np.clip(value, low, high), row, shape, color=colour, markersize=6.5,
-                          markeredgecolor="white", clip_on=not off)  # fmt: skip
-        if not plain:
-            axes.plot([], [], MARKERS[number], color=colour, label=task)
-    axes.set_xlim(low, high)
-    axes.set_xlabel("gain on each task, %")
-    if not plain:
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=5, frameon=False)
-
-
-def _limits(values: Sequence[float], inner: float = 1.0) -> tuple[float, float]:
-    """A range around zero that holds at least the share ``inner`` of all finite values."""
-    known = np.asarray([value for value in values if math.isfinite(value)] or [0.0])
-    rest = 50 * (1 - inner)
-    low, high = (
-        min(0.0, *np.percentile(known, [rest])),
-        max(0.0, *np.percentile(known, [100 - rest])),
-    )
-    room = 0.08 * max(high - low, 1e-9)
-    return low - room, high + room
-
-
-def benefit_figure(found: Sequence[Gains], path: str | Path) -> Path:
-    """Above, every variant's mean gain by data set; below, the best variant's clients by size."""
-    from matplotlib import colormaps
-
-    path = Path(path)
-    check_format(path)
-    if not found:
-        raise DataError("nothing to draw: no run can be compared with one of training alone")
-    data = list(dict.fromkeys(one.data for one in found))
-    variants = list(dict.fromkeys(one.variant for one in found))
-    height = 1.2 + 0.26 * len(variants)
-    drawing = _figure(2.6 + 3.1 * len(data), height + 3.4)
-    upper, lower = drawing.subfigures(2, 1, height_ratios=(height, 3.2))
-    panels = upper.subplots(1, len(data), sharey=True, squeeze=False)[0]
-    colours = looks(variants)
-    for axes, name in zip(panels, data, strict=True):
-        for one in (one for one in found if one.data == name):
-            place = variants.index(one.variant) + 0.22 * (ENDS.index(one.end) - 1)
-            half = None if math.isnan(one.mean.half) else one.mean.half
-            axes.errorbar(one.mean.mean, place, xerr=half, color=colours[one.variant].hex,
-                          fmt="osD"[ENDS.index(one.end)], markersize=4, linewidth=1)  # fmt: skip
-        axes.axvline(0, color="0.4", linewidth=0.8)
-        axes.set_title(name, fontsize=11, weight="bold")
-        units = ", ".join(dict.fromkeys(one.unit for one in found if one.data == name))
-        axes.set_xlabel(f"benefit over training alone, {units}")
-        _dress(axes)
-    panels[0].set_yticks(range(len(variants)), variants, fontsize=8)
-    panels[0].invert_yaxis()
-    for place, end in enumerate(ENDS):
-        panels[0].plot([], [], "osD"[place], color="0.3", label=end)
-    _legend(upper, panels)
-    axes = lower.subplots()
-    for number, name in enumerate(data):
-        best = max((o for o in found if o.data == name), key=lambda one: one.mean.mean)
-        axes.plot([best.size(client) for client in best.table], best.table.mean(), ".", alpha=0.55,
-                  color=colormaps["tab10"](number % 10),
-                  label=f"{name}: {best.variant}, {best.end}")  # fmt: skip
-    axes.axhline(0, color="0.4", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_yscale("symlog", linthresh=10)  # one client may gain ten times what the others do
-    axes.set_xlabel("training examples of the client")
-    axes.set_ylabel("benefit over training alone, % or points")
-    axes.set_title("Each client, under its data set's best variant", fontsize=11)
-    _dress(axes)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    return save(drawing, path)
-
-
-def _figure(width: float, height: float) -> Any:
+def figure(width: float, height: float) -> Any:
     """A figure that needs no global state of matplotlib's, with the fonts that the machine has."""
     with needed("report", "a figure"):
         from matplotlib import font_manager, rcParams
@@ -401,31 +185,12 @@ def check_format(path: Path) -> str:
     return kind
 
 
-def style_of(look: Look) -> Any:
-    """The dashes of a look, in matplotlib's units."""
-    dashes = STROKES[look.stroke]
-    return (0, tuple(part / 2 for part in dashes)) if dashes else "-"
-
-
-def log_scale(axes: Any) -> None:
-    """A logarithmic axis with a few plain numbers on it, whatever the range."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    decades = np.log10(high / low)
-    steps = (1, 1.5, 2, 3, 4, 5, 7) if decades < 1 else (1, 2, 5) if decades < 2.5 else (1,)
-    axes.yaxis.set_major_locator(LogLocator(subs=steps))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
-def _dress(axes: Any) -> None:
+def dress(axes: Any) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(part: Any, panels: Sequence[Any]) -> None:
+def one_legend(part: Any, panels: Sequence[Any]) -> None:
     """One legend for all panels."""
     pairs = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels)
     handles = {name: handle for panel in pairs for handle, name in panel if name[0] != "_"}

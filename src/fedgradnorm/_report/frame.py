@@ -394,11 +394,11 @@ def _run_notes(runs: Sequence[StoredRun], groups: Sequence[Group]) -> list[str]:
             reached = f"round {run.last_round}{planned}, epoch {run.rows[-1]['epoch']:.1f}"
             notes.append(f"{run.name} is not finished: {reached}")
     if scaled := sum(run.scaled for one in groups for run in one.whole):
-        notes.append(f"losses are divided by their loss_scale ({scaled} runs)")
+        notes.append(f"losses are shown without their loss_scale ({scaled} runs)")
     for one in groups:
         if one.partial:
             names = ", ".join(run.name for run in one.partial)
-            notes.append(f"{one.label}: thin lines are {names}, stopped early, not in the means")
+            notes.append(f"{one.label}: {names} ended before the others and is left out")
     return notes
 
 

@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from rich import box
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._runs.checkpoint import write_atomically
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ BLANK = Cell("-")
 class Grid:
     """A table with a name, column titles, rows in groups, and notes that say how to read it.
 
-    Columns in ``minor`` are left out where there is little room: on phones and on paper.
+    Columns in ``minor`` are left out where there is little room: on phones and on paper. Of a
+    ``whole`` grid, such as a sweep, no column is left out in a terminal either.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Grid:
     groups: tuple[tuple[tuple[Cell, ...], ...], ...]
     notes: tuple[str, ...] = ()
     minor: tuple[str, ...] = ()
+    whole: bool = False
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
@@ -108,36 +111,66 @@ def spreadsheet_text(text: str) -> str:
     return text
 
 
-def to_terminal(grid: Grid) -> Table:
-    """For a terminal; a name that repeats the one above it is left out."""
-    table = Table(
-        title=grid.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
-        caption="\n".join(grid.notes) or None, caption_justify="left",
-    )  # fmt: skip
-    for number, title in enumerate(grid.columns):
-        table.add_column(
-            Text(title, overflow="fold"),
-            justify="right" if grid.right(number) else "left",
-            min_width=_width(grid, number),
-        )
+GAP = 2
+"""Spaces between two columns of a terminal."""
+
+SENTENCE = 30
+"""Text in a column to the right of numbers is wrapped if it is longer."""
+
+
+def to_terminal(grid: Grid, width: int = 120) -> list[Table | Text]:
+    """One table that fits into ``width``, with its notes, for a terminal.
+
+    No name and no number is cut: labels are wrapped between words, and the last columns that do not
+    fit are only named. Of a ``whole`` grid they follow in further tables. A name that repeats the
+    one above it is left out.
+    """
+    numbers = [place for place in range(len(grid.columns)) if grid.right(place)]
+    labels = range(numbers[0] if numbers else len(grid.columns))
+    widths = [_width(grid, place) for place in range(len(grid.columns))]
+    for place in labels:
+        texts = (grid.columns[place], *(row[place].text for row in grid.rows))
+        least = max(12, *(cell_len(word) for text in texts for word in text.split()))
+        widths[place] = min(widths[place], max(least, width // 3 - GAP))
+    blocks: list[list[int]] = [[]]
+    free = full = width - sum(widths[place] + GAP for place in labels)
+    for place in range(len(labels), len(grid.columns)):
+        if not grid.right(place) and widths[place] > SENTENCE:  # it can be wrapped
+            widths[place] = max(SENTENCE, min(widths[place], free))
+        if blocks[-1] and widths[place] > free:
+            blocks.append([])
+            free = full
+        blocks[-1].append(place)
+        free -= widths[place] + GAP
+    drawn = blocks if grid.whole else blocks[:1]
+    rest = [grid.columns[place] for block in blocks[len(drawn) :] for place in block]
+    more = [f"more in the files and on the page: {', '.join(rest)}"] if rest else []
+    shown: list[Table | Text] = [Text(grid.title, style="bold")]
+    for block in drawn:
+        shown += [_table(grid, [*labels, *block], widths), Text()]
+    return [*shown, *map(Text, (*grid.notes, *more)), *([Text()] if grid.notes or more else ())]
+
+
+def _table(grid: Grid, places: Sequence[int], widths: Sequence[int]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, GAP - 1, 0, 0), show_edge=False)
+    for place in places:
+        side: Literal["left", "right"] = "right" if grid.right(place) else "left"
+        title = Text(grid.columns[place], overflow="fold")
+        table.add_column(title, justify=side, min_width=widths[place], max_width=widths[place])
     apart = len(grid.groups) > 1 and any(len(group) > 1 for group in grid.groups)
     for group in grid.groups:
-        for number in range(len(group)):
-            end = apart and number + 1 == len(group)
-            table.add_row(*_texts(group, number), end_section=end)
+        for number, row in enumerate(group):
+            cells = [Text(row[p].text, style="bold" if row[p].bold else "") for p in places]
+            if number > 0 and row[0] == group[number - 1][0]:
+                cells[0] = Text("")
+            table.add_row(*cells, end_section=apart and number + 1 == len(group))
     return table
 
 
 def _width(grid: Grid, column: int) -> int:
-    """Titles may be wrapped, what stands below them not."""
-    return max((len(row[column].text) for row in grid.rows), default=0)
-
-
-def _texts(group: Sequence[Sequence[Cell]], number: int) -> list[Text]:
-    row = group[number]
-    repeats = number > 0 and row[0] == group[number - 1][0]
-    shown = [Text(cell.text, style="bold" if cell.bold else "") for cell in row]
-    return [Text(""), *shown[1:]] if repeats else shown
+    """What a column needs: titles may be wrapped between words, what stands below them not."""
+    texts = (*grid.columns[column].split(), *(row[column].text for row in grid.rows))
+    return max(map(cell_len, texts), default=0)
 
 
 def to_csv(grid: Grid) -> str:
@@ -208,6 +241,8 @@ FORMS = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
 
 def write_grids(grids: Sequence[Grid], folder: Path) -> list[Path]:
     """Every grid in every form, as ``folder/NAME.ENDING``."""
+    from fedgradnorm._runs.checkpoint import write_atomically  # which needs torch; a table does not
+
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

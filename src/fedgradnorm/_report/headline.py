@@ -17,6 +17,9 @@ NAMED = 6
 ENOUGH = 3
 """Seeds to ask for where there is one."""
 
+CLOSE = 0.5
+"""Without a winner, an effect with a p-value below this is named as the closest to one."""
+
 _SPLITS = {"test": "held-out data", "validation": "validation data", "train": "training data"}
 
 
@@ -66,8 +69,9 @@ def basis(frame: pd.DataFrame) -> str:
         " Paired t-tests over seeds, Holm-corrected over all comparisons; "
         f"a difference is significant if p < {LEVEL:g}."
     )
-    others = "" if found.point.nunique() > 1 else _others(found)
-    return f"{text} {others}".strip()
+    if found.point.nunique() > 1:
+        return text
+    return " ".join(filter(None, (text, _others(found), _against_alone(frame, found))))
 
 
 def tally(found: pd.DataFrame) -> pd.DataFrame:
@@ -126,7 +130,7 @@ def _no_winner(found: pd.DataFrame, counts: pd.DataFrame) -> str:
     if tasks == 1:
         head = f"No method is significantly better than {base}"
     parts = [head]
-    known = found[found.effect.notna() & (found.effect > 0)]
+    known = found[(found.effect > 0) & (found.p < CLOSE)]
     if len(known):
         top = known.sort_values("p", kind="stable").iloc[0]
         parts.append(f"closest is {top.variant}: {effect_text(top)}")
@@ -212,16 +216,32 @@ def _others(found: pd.DataFrame) -> str:
     if counts.empty:
         return ""
     if len(counts) > NAMED:
-        better, worse = int((counts.net > 0).sum()), int((counts.net < 0).sum())
+        better, worse = counts.index[counts.net > 0], counts.index[counts.net < 0]
+        named = listed(list(better)) if len(better) <= NAMED else str(len(better))
         return (
-            f"Of the {len(counts)} other methods, {better} are significantly better than {base} on "
-            f"more tasks than they are worse on, and {worse} the other way round."
+            f"Of the {len(counts)} other methods, {named or 'none'} "
+            f"{'are' if len(better) > 1 else 'is'} significantly better than {base} on more tasks "
+            f"than worse, and {len(worse) or 'none'} the other way round."
         )
     parts = [
         f"{name}: better on {row.wins:.0f}, worse on {row.losses:.0f} of {row.tasks:.0f}"
         for name, row in counts.iterrows()
     ]
     return f"Against {base}, {'; '.join(parts)}."
+
+
+def _against_alone(frame: pd.DataFrame, found: pd.DataFrame) -> str:
+    """How the variant of the headline does against training alone, if that is not the baseline."""
+    name = str(tally(found).index[0])
+    alone = str(frame[frame.variant == name].alone.iloc[0])
+    if alone in ("", found.base.iloc[0]):
+        return ""
+    both = tally(effects(frame[frame.variant.isin([name, alone])], "score", "alone"))
+    if both.empty:
+        return ""
+    row = both.iloc[0]
+    counts = f"better on {row.wins:.0f} and worse on {row.losses:.0f} of {row.tasks:.0f} tasks"
+    return f"Against training alone, {name} is significantly {counts}."
 
 
 def _named(found: pd.DataFrame, *, p: bool = True) -> str:

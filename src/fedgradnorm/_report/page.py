@@ -25,7 +25,6 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._extras import needed
 from fedgradnorm._report import benefit as gains
 from fedgradnorm._report.colours import COLOURS, ON_DARK, STROKES, Look, looks
-from fedgradnorm._report.curves import curves_of
 from fedgradnorm._report.frame import MANY, Report, read_report
 from fedgradnorm._report.grid import BLANK, Cell, Grid
 from fedgradnorm._report.headline import basis, headline
@@ -82,12 +81,7 @@ def page_of(report: Report, measured: gains.Measured | None = None) -> Page:
     benefits = gains.variant_benefits(report, measured or {})
     crowd = crowd_grid(report, gains.better_off(benefits))
     table = _Tables(report)
-    common, gamma_note = _common_gamma(report)
-    curves = {
-        name: curves_of(one, one.gamma if one.gamma is not None else common)
-        for name, one in report.groups.items()
-    }
-    drawn = sections(report, curves, gamma_note)
+    drawn = sections(report)
     swept = [sweep_section(report)] if report.points else []
     several, there = len(report.variants) > 1, len(report.frame) > 0
     top = methods_grid(report) if report.many else None
@@ -332,20 +326,6 @@ def _switches(report: Report, looked: Mapping[str, Look]) -> Iterator[dict[str, 
     else:
         yield row("Methods", "method", [(k, v, [i]) for i, (k, v) in enumerate(looked.items())])
     yield row("Tasks", "task", [(task, None, [i]) for i, task in enumerate(report.tasks)])
-
-
-def _common_gamma(report: Report) -> tuple[float | None, str]:
-    """The gamma that methods without one are measured by, and the sentence about it."""
-    found = {one.gamma for one in report.groups.values() if one.gamma is not None}
-    lacking = (one.method for one in report.groups.values() if one.gamma is None and one.shared)
-    without = list(dict.fromkeys(lacking))
-    if len(found) != 1:
-        return None, ""
-    gamma = found.pop()
-    if not without:
-        return gamma, ""
-    who = listed(without) if len(without) <= MANY else f"{len(without)} methods"
-    return gamma, f"Methods without a gamma ({who}) are measured by the others', {gamma:g}."
 
 
 def _title(runs: Sequence[StoredRun]) -> str:

@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedgradnorm._report.colours import looks
-from fedgradnorm._report.curves import AGAINST, LENGTH, TARGET, Curves, numbers
-from fedgradnorm._report.figures import DECADES, places_of, sweep_ends
-from fedgradnorm._report.frame import HELD_OUT, MEASURES, Report
+from fedgradnorm._report.curves import AGAINST, LENGTH, TARGET, Curves, curves_of, numbers
+from fedgradnorm._report.frame import HELD_OUT, MANY, MEASURES, Report
+from fedgradnorm._report.words import listed
 from fedgradnorm._round.reports import COLUMNS
 from fedgradnorm._runs.history import NOT_PRIVATE_EPSILON, SPENT
+from fedgradnorm.experiments._statistics import Estimate, estimate
 from fedgradnorm.experiments._sweep import key_name, value_name
 
 SWEEP = "sweep"
 WIDE = 8.0  # a range wider than this factor is drawn on a logarithmic axis
+DECADES = 100  # the same, for what a sweep varies
 
 _FEW = "Line: mean over seeds. Band, of up to four methods: lowest to highest seed."
 _MANY = "Line: median over clients. Band, of up to four methods: from the best to the worst tenth."
@@ -60,11 +62,16 @@ class Section:
         return list(dict.fromkeys(panel["task"] for panel in self.panels))
 
 
-def sections(report: Report, curves: Mapping[str, Curves], gamma_note: str) -> list[Section]:
+def sections(report: Report) -> list[Section]:
     """Every section that has something to show, in the order of the page.
 
     Learning curves start with what the headline is about: the metric, or for one variant the loss.
     """
+    common, gamma_note = _common_gamma(report)
+    curves = {
+        name: curves_of(one, one.gamma if one.gamma is not None else common)
+        for name, one in report.groups.items()
+    }
     evaluated = [_evaluated("Accuracy or error", "metric"), _evaluated("Loss", "loss")]
     pooled = any(one.around for one in curves.values())
     more, meanings = _other_columns(curves)
@@ -90,6 +97,20 @@ def sections(report: Report, curves: Mapping[str, Curves], gamma_note: str) -> l
     ]  # fmt: skip
     made = (_section(report, curves, *plan) for plan in plans if plan[-1])
     return [section for section in made if section.panels]
+
+
+def _common_gamma(report: Report) -> tuple[float | None, str]:
+    """The gamma that methods without one are measured by, and the sentence about it."""
+    found = {one.gamma for one in report.groups.values() if one.gamma is not None}
+    lacking = (one.method for one in report.groups.values() if one.gamma is None and one.shared)
+    without = list(dict.fromkeys(lacking))
+    if len(found) != 1:
+        return None, ""
+    gamma = found.pop()
+    if not without:
+        return gamma, ""
+    who = listed(without) if len(without) <= MANY else f"{len(without)} methods"
+    return gamma, f"Methods without a gamma ({who}) are measured by the others', {gamma:g}."
 
 
 def _other_columns(curves: Mapping[str, Curves]) -> tuple[list[str], str]:
@@ -142,11 +163,8 @@ def _panel(curves: Mapping[str, Curves], task: str, number: int, view: View, met
             if band is not None:
                 seen.add(role)  # validation is shown only if there is no test split
                 series.append({"method": method, "role": role, **band.json()})
-            if role not in ("train", "target"):
-                stopped = (band.json() for band in one.stopped(key))
-                series += [{"method": method, "role": "stopped", **b} for b in stopped]
     unit = unit or ("loss" if view.name == "Loss" else "")
-    axis = _axis(series, view, percent=unit == "accuracy")
+    axis = axis_of(series, view.reference, view.log, unit == "accuracy")
     return {"task": number, "view": view.name, "unit": unit, "series": series, **axis}
 
 
@@ -174,6 +192,28 @@ def sweep_section(report: Report) -> Section:
     return Section(SWEEP, "The sweep", about, {}, panels)
 
 
+def places_of(report: Report) -> tuple[list[float], bool]:
+    """Where the points of a sweep stand on an axis, and whether that is their own value."""
+    values = [list(point.values()) for point in report.points]
+    plain = all(len(v) == 1 and type(v[0]) in (int, float) for v in values)
+    if plain and len({tuple(point) for point in report.points}) == 1:
+        return [float(v[0]) for v in values], True
+    return [float(i) for i in range(len(values))], False
+
+
+def sweep_ends(
+    report: Report, line: str, task: str, measure: str
+) -> tuple[list[float], list[Estimate]]:
+    """Places on the axis and estimates there, of the points at which this line has the measure."""
+    mine = report.frame[(report.frame.task == task) & (report.frame.line == line)]
+    if measure == "score":
+        mine = mine[mine.split != "train"]
+    values = {name: estimate(list(part)) for name, part in mine.groupby("variant")[measure]}
+    along = zip(places_of(report)[0], report.along(line), strict=True)
+    found = [(place, values[name]) for place, name in along if name in values]
+    return [place for place, _ in found], [value for _, value in found]
+
+
 def _points(report: Report, line: str, task: str, measure: str) -> dict[str, Any]:
     places, found = sweep_ends(report, line, task, measure)
     if not found:
@@ -192,7 +232,7 @@ def _sweep_panel(
     metric = report.frame[report.frame.task == task].metric.iloc[0]
     unit = metric if MEASURES[measure] == "held-out metric" else "loss"
     places, real = places_of(report)
-    axis = _axis(series, View(title, ()), percent=unit == "accuracy")
+    axis = axis_of(series, percent=unit == "accuracy")
     wide = real and min(places) > 0 and max(places) / min(places) >= DECADES
     x = {
         "title": key_name(report.points[0]), "log": wide, "lines": real,
@@ -201,18 +241,23 @@ def _sweep_panel(
     return {"task": number, "view": title, "unit": unit, "series": series, "x": x, **axis}
 
 
-def _axis(series: Sequence[dict[str, Any]], view: View, *, percent: bool) -> dict[str, Any]:
-    """Range and ticks that fit every method; logarithmic if the range is wide."""
+def axis_of(
+    series: Sequence[dict[str, Any]],
+    reference: float | None = None,
+    log: bool = False,
+    percent: bool = False,
+) -> dict[str, Any]:
+    """Range and ticks that fit every method; logarithmic if asked, or if the range is wide."""
     values = [v for one in series for key in ("y", "lo", "hi") for v in one.get(key, ())]
     there = [v for v in values if v is not None]
     if not there:
         return {}
-    if view.reference is not None:
-        there.append(view.reference)
-    there = [v for v in there if v > 0] if view.log else there
+    if reference is not None:
+        there.append(reference)
+    there = [v for v in there if v > 0] if log else there
     low, high = min(there), max(there)
-    axis: dict[str, Any] = {"reference": view.reference, "percent": percent, "log": False}
-    if view.log or (low > 0 and high / low > WIDE and not percent):
+    axis: dict[str, Any] = {"reference": reference, "percent": percent, "log": False}
+    if log or (low > 0 and high / low > WIDE and not percent):
         ends = [math.log10(low), math.log10(high)]
         pad = 0.04 * (ends[1] - ends[0]) or 0.02
         return axis | {"log": True, "range": numbers([ends[0] - pad, ends[1] + pad]),
@@ -240,7 +285,10 @@ def log_ticks(low: float, high: float) -> list[float]:
     [5.0, 10.0, 20.0]
     """
     decades = math.log10(high / low)
-    steps = (1, 2, 5) if decades < 1.6 else (1, 3) if decades < 2.1 else (1,)
+    if decades < 0.7:
+        steps: tuple[float, ...] = (1, 1.5, 2, 3, 4, 5, 7)
+    else:
+        steps = (1, 2, 5) if decades < 1.6 else (1, 3) if decades < 2.1 else (1,)
     every = 1 if decades < 6 else math.ceil(decades / 5)
     exponents: Iterable[int] = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [float(f"{s}e{e}") for e in exponents if e % every == 0 for s in steps]

@@ -1,4 +1,4 @@
-"""A report as tables: tasks, methods, every metric, a sweep, many clients, several experiments."""
+"""A report as tables: tasks, methods, every metric, a sweep, many clients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._methods import LOCAL, METHODS
@@ -83,7 +80,7 @@ def interval_note(report: Report) -> str:
     return f"mean ± half width of the 95% interval (Student's t) over {seeds} seeds"
 
 
-def tasks_grid(report: Report, title: str = "") -> Grid:
+def tasks_grid(report: Report) -> Grid:
     """A row per task and variant: metric, constant baseline, effect and p-value, losses, weight."""
     frame, base = report.frame, report.baseline
     splits = set(frame.split)
@@ -115,7 +112,7 @@ def tasks_grid(report: Report, title: str = "") -> Grid:
     if max(report.seeds.values()) > 1 and len(report.variants) > 1:
         notes.append("p: two-sided paired t-test over seeds, Holm-corrected over this table")
     minor = ("p (loss)", "at start", "held-out loss", columns[-2], columns[-1])
-    title = title or "Every task at the end of training"
+    title = "Every task at the end of training"
     return Grid("tasks", title, columns, tuple(groups), tuple(notes), minor).without_blank()
 
 
@@ -144,11 +141,11 @@ def _task_row(
     printed = PAPER.get(first.method, {}).get(task) if _is_papers(run.config) else None
     return (
         Cell(task, task=task), Cell(name, variant=name), score,
-        _mean(part.constant, lambda value: words.metric(value, metric), higher=first.higher),
+        mean_cell(part.constant, lambda value: words.metric(value, metric), higher=first.higher),
         effect, p_cell(p["score"]),
         number(estimate(list(part.loss)), words.loss, bold=name == best["loss"]),
         BLANK if math.isnan(weight.mean) else number(weight, words.weight),
-        number(at_start, words.loss), p_cell(p["loss"]), _mean(part.held_loss, words.loss),
+        number(at_start, words.loss), p_cell(p["loss"]), mean_cell(part.held_loss, words.loss),
         _reached(part.reached) if first.base else BLANK,
         BLANK if printed is None or report.groups[name].own
         else Cell(f"{printed:g}", {"": printed}),
@@ -198,8 +195,8 @@ def _method_row(report: Report, name: str, measure: str) -> tuple[Cell, ...]:
         Cell(name, variant=name), Cell(MEASURES[measure]), delta_cell(report, name, measure),
         alone, *worst_cells(report, name, measure), _jain(both),
         Cell(sight(report.groups[name].method) or "-") if report.many else BLANK,
-        _mean(ends.megabytes, lambda v: f"{v.mean:.1f}"),
-        _mean(ends.seconds, lambda v: f"{v.mean:.1f}"),
+        mean_cell(ends.megabytes, lambda v: f"{v.mean:.1f}"),
+        mean_cell(ends.seconds, lambda v: f"{v.mean:.1f}"),
         Cell(str(seeds), {"": seeds}) if len(set(report.seeds.values())) > 1 else BLANK,
     )  # fmt: skip
 
@@ -247,7 +244,7 @@ def worst_cells(report: Report, name: str, measure: str) -> tuple[Cell, Cell]:
 
 def _jain(both: pd.DataFrame) -> Cell:
     found = [jain(list(values)) for _, values in both.factor.groupby("seed")]
-    return _mean(pd.Series(found, dtype=float), lambda v: f"{v.mean:.3f}", higher=True)
+    return mean_cell(pd.Series(found, dtype=float), lambda v: f"{v.mean:.3f}", higher=True)
 
 
 def sight(method: str) -> str:
@@ -289,7 +286,7 @@ def sweep_grid(report: Report, measure: str) -> Grid:
         "sweep-held-out", "held-out metric")  # fmt: skip
     title = f"Sweep over {key_name(report.points[0])}: {what} at the end"
     columns = ("task", "method", *map(value_name, report.points))
-    return Grid(name, title, columns, tuple(groups), (_means_note(report),))
+    return Grid(name, title, columns, tuple(groups), (_means_note(report),), whole=True)
 
 
 def _point_cell(part: pd.DataFrame, measure: str) -> Cell:
@@ -319,7 +316,7 @@ def gains_grid(report: Report) -> Grid:
     title = f"Sweep over {over}: Δm (%) against {report.baseline} at the same point"
     columns = ("method", "measured on", *map(value_name, report.points))
     notes = DELTA_NOTE, _means_note(report), *_beyond_note(groups)
-    return Grid("sweep-gain", title, columns, tuple(groups), notes)
+    return Grid("sweep-gain", title, columns, tuple(groups), notes, whole=True)
 
 
 def _means_note(report: Report) -> str:
@@ -353,37 +350,6 @@ def metrics_grid(report: Report) -> Grid:
     columns = ("task", "method", "split", "metric", "value")
     found = tuple(map(tuple, groups.values()))
     return Grid("every-metric", "Every metric at the end", columns, found, (interval_note(report),))
-
-
-def side_grid(reports: Mapping[str, Report]) -> Grid:
-    """The same methods in several experiments: a row per method, some columns per experiment."""
-    parts = ("Δm", "worst task", "its gain", "Δm held out", "seconds", "seeds")
-    order = {name: one.groups[name].method for one in reports.values()
-             for name in one.ranking["loss"]}  # fmt: skip
-    rows = []
-    for name, method in order.items():
-        cells = [Cell(name, variant=name), Cell(sight(method) or "-")]
-        for one in reports.values():
-            if name not in one.groups:
-                cells += [BLANK] * len(parts)
-                continue
-            ends = one.frame[one.frame.variant == name].drop_duplicates("seed")
-            uneven = one.seeds[name] < max(one.seeds.values())
-            cells += [
-                delta_cell(one, name, "loss"), *worst_cells(one, name, "loss"),
-                delta_cell(one, name, "score"), _mean(ends.seconds, lambda v: f"{v.mean:.1f}"),
-                Cell(str(one.seeds[name]), {"": one.seeds[name]}) if uneven else BLANK,
-            ]  # fmt: skip
-        rows.append(tuple(cells))
-    notes = [
-        f"{name}: against {one.baseline}, {interval_note(one)}"
-        + (f" ({one.synthetic})" if one.synthetic else "")
-        for name, one in reports.items()
-    ]
-    notes += [f"{DELTA_NOTE}; on training losses unless it says held out", SIGHT_NOTE]
-    columns = ("method", "server sees", *(f"{name}: {c}" for name in reports for c in parts))
-    title = f"Every method on {' and '.join(reports)}"
-    return Grid("side-by-side", title, columns, (tuple(rows),), tuple(notes)).without_blank()
 
 
 def crowd_grid(
@@ -457,7 +423,7 @@ def _crowd_row(
         ])  # fmt: skip
 
     def one(found: pd.DataFrame, column: str, text: Callable[[Estimate], str]) -> Cell:
-        return _mean(found[column], text, higher=higher)
+        return mean_cell(found[column], text, higher=higher)
 
     def span(found: pd.DataFrame, text: Callable[[Estimate], str]) -> Cell:
         low, high = found.p10.mean(), found.p90.mean()
@@ -487,22 +453,20 @@ def _share(found: Sequence[bool] | pd.Series) -> Cell:
     return Cell(f"{100 * share:.0f} %", {"": share}, higher=True)
 
 
-def clients_table(clients: Sequence[Client]) -> Table:
+def clients_grid(clients: Sequence[Client]) -> Grid:
     """Clients before training: task, examples per split, class shares or targets."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("client", "task", "input"):
-        table.add_column(name)
-    for name in SPLITS:
-        table.add_column(name, justify="right")
-    table.add_column("class shares, or mean ± deviation (training examples)")
+    rows = []
     for client in clients:
         splits = [getattr(client, split) for split in SPLITS]
-        sizes = [f"{len(pair[0]):,}" if pair is not None else "-" for pair in splits]
+        sizes = [BLANK if s is None else Cell(f"{len(s[0]):,}", {"": len(s[0])}) for s in splits]
         form = row_form(client.train[0])
         shape = " x ".join(map(str, form)) if isinstance(form, list) else ", ".join(form)
         shares = client.task.shares(some_targets(client.train[1]), client.labels)
-        table.add_row(*map(Text, (client.name, client.task.words(), shape, *sizes, shares)))
-    return table
+        words = map(Cell, (client.name, client.task.words(), shape))
+        rows.append((*words, *sizes, Cell(shares)))
+    columns = ("client", "task", "input", *SPLITS,
+               "class shares, or mean ± deviation (training examples)")  # fmt: skip
+    return Grid("clients", "Clients", columns, (tuple(rows),), whole=True)
 
 
 def numbers_of(value: Estimate, factor: float = 1.0) -> dict[str, float]:
@@ -540,7 +504,7 @@ def p_cell(p: float) -> Cell:
     return BLANK if math.isnan(p) else Cell(words.p_value(p), {"": p})
 
 
-def _mean(values: pd.Series, text: Callable[[Estimate], str], *, higher: bool = False) -> Cell:
+def mean_cell(values: pd.Series, text: Callable[[Estimate], str], *, higher: bool = False) -> Cell:
     """The mean of what is known, without an interval."""
     known = values.dropna()
     if known.empty:

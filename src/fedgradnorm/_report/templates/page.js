@@ -24,10 +24,9 @@
     heldout: { width: 2, dash: "solid", band: 0.16 },
     train: { width: 1.6, dash: "dot", band: 0.07 },
     target: { width: 1.6, dash: "dot", band: 0 },
-    stopped: { width: 1, dash: "solid", band: 0 },
     sweep: { width: 1.8, dash: "solid", band: 0 },
   };
-  const ROLE = { train: ", training", target: ", target", stopped: ", stopped early" };
+  const ROLE = { train: ", training", target: ", target" };
 
   // Along the highest seeds and back along the lowest.
   function band(series, colour) {
@@ -68,7 +67,7 @@
         marker: { color: colour, size: 7 },
         error_y: swept ? { type: "data", symmetric: false, thickness: 1, width: 2, color: colour,
                            array: series.hi.map((v, i) => v - series.y[i]), arrayminus: series.lo.map((v, i) => series.y[i] - v) } : {},
-        opacity: series.role === "stopped" ? 0.6 : 1, hovertemplate: `%{text}<br>${shown} at ${place}<extra></extra>`,
+        hovertemplate: `%{text}<br>${shown} at ${place}<extra></extra>`,
       });
     }
     return made;

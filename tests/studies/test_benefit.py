@@ -13,9 +13,10 @@ import scipy.stats
 from typer.testing import CliRunner
 
 from fedgradnorm._cli.app import app
-from fedgradnorm._report.benefit import ENDS, Gains, _gain, all_gains, benefit_grid, by_task_grid
 from fedgradnorm._report.frame import read_report
 from fedgradnorm._report.grid import to_csv
+from studies import benefit
+from studies.benefit import ENDS, Gains, _gain, all_gains, benefit_grid, by_task_grid
 
 METHODS = ["local", "fedrep", "fedgradnorm-steady sharing.heads=task"]
 SMALL = [
@@ -32,13 +33,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["reproduce", "benefit-mtfl-50", "--seeds", "2", "--device", "cpu", "--out", str(out)]
     result = CliRunner().invoke(app, [*words, *SMALL])
     assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(benefit.app, [str(out)])
+    assert result.exit_code == 0, result.output
     assert "Benefit over training alone" in result.output
     return out
 
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[Gains]:
-    return all_gains({"mtfl-50": read_report([folder], "local")})
+    return all_gains({"runs": read_report([folder], "local")})
 
 
 def last_values(folder: Path) -> pd.DataFrame:
