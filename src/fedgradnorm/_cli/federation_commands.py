@@ -302,14 +302,14 @@ def _waiting(missing: list[str], seconds: float) -> None:
 
 
 def _show(done: Coordinator, folder: Path) -> None:
-    """A row per client, or one for each of its tasks, and where the run is."""
+    """A row per client, and where the run is."""
     table = Table("client", "rounds", "weight", "left out", "refused", "bounded", "MB exchanged")
     weights = done.weights()
-    for row, name in done.rows.items():
+    for name in done.names:
         counts = (done.missed[name], done.refused[name], done.bounded[name])
-        weight = f"{weights[row]:.4f}" if row in weights else "-"  # in a private one
+        weight = f"{weights[name]:.4f}" if name in weights else "-"  # in a private one
         numbers = (done.states[name], weight, *counts)
-        table.add_row(row, *map(str, numbers), f"{done.bytes[name] / 1e6:.2f}")
+        table.add_row(name, *map(str, numbers), f"{done.bytes[name] / 1e6:.2f}")
     say(table)
     say(f"run folder: {folder}")
 

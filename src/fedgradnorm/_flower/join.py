@@ -27,7 +27,6 @@ from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._flower.wire import QUIET
 from fedgradnorm._runs.layout import CA, CLIENT, JOIN_LOG, LOCK, NODE, ROSTER
 from fedgradnorm._runs.locking import alone
-from fedgradnorm._toml import read_toml
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,10 +80,8 @@ def joined(homes: list[Path], allow: Sequence[str] = ()) -> Iterator[list[subpro
 
 def join(path: Path, allow: Sequence[str] = ()) -> None:
     """Keep a node running until the run has finished; wrong input ends it before."""
-    try:
-        read_toml(path)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
     command = [*join_command(path, allow), "--once"]
     pause = FIRST_PAUSE
     while True:
@@ -123,12 +120,11 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
             made = "" if name == "ca" else f"; fedgradnorm federation key {given.name} makes it"
             raise ConfigError(f"{given.path(name)}: no such file{made}")
     trusted(given.path("ca"))
-    network, clients, weighting, _ = build(config, given.load(config))
+    network, (client,), weighting, _ = build(config, [given.load(config)])
     state = given.path("state")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    answering = _client(given, network, clients, agreement, weighting)
+    answering = _client(given, network, client, agreement, weighting)
     sent = ", ".join(agreement.sent)
-    sent += f" of each of {len(clients)} tasks that has labels" if len(clients) > 1 else ""
     say(f"client {given.name}: ready; what leaves this machine in a round: {sent}")
     if agreement.private is not None:
         terms = agreement.private
@@ -145,8 +141,8 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
         approved = ApprovedClient(given, answering, agreement, path)
         _until_trusted(given)
         last = state / NODE
-        client = FlowerClient(given.server, given.path("ca"), given.path("key"), node_of(last))
-        with client as transport:
+        node = FlowerClient(given.server, given.path("ca"), given.path("key"), node_of(last))
+        with node as transport:
             write_atomically(last, str(transport.node).encode())
             say(f"client {given.name}: connected to {given.server} as node {transport.node}")
             while answering.result is None:
@@ -189,13 +185,13 @@ def private_terms(given: ClientFile) -> PrivateTerms | None:
 def _client(
     given: ClientFile,
     network: nn.Module,
-    clients: Sequence[Client],
+    client: Client,
     agreement: Agreement,
     weighting: Any,
 ) -> ClientSession | SecureSumClient:
     from fedgradnorm._flower.client_session import ClientSession
 
-    about = (network, clients, agreement, given.path("state"))
+    about = (network, client, agreement, given.path("state"))
     if agreement.private is None:
         return ClientSession(*about)
     from fedgradnorm._flower.private.noisy_sum_client import NoisySumClient

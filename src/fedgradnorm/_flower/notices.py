@@ -13,12 +13,12 @@ from fedgradnorm._training.monitor import ClientWarnings, Monitor
 class Notices:
     """One line when a client's problem begins, and counts at the end; see ``monitor``."""
 
-    def __init__(self, names: Sequence[str], rows: Sequence[str], settings: Settings) -> None:
+    def __init__(self, names: Sequence[str], settings: Settings) -> None:
         left_out = "client {name!r} left out: {why}"
         refused = "answer of {name!r} refused: {why}"
         self.silent = ClientWarnings(names, left_out, "left out")
         self.refused = ClientWarnings(names, refused, "refused")
-        self.monitor = Monitor(rows, settings)
+        self.monitor = Monitor(names, settings)
 
     def collected(
         self, round_number: int, silent: Mapping[str, str], refused: Mapping[str, str]

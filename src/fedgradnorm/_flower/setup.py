@@ -100,7 +100,7 @@ def init_federation(
         **({"private": True} if private else {}),
         **options,
     }
-    FederationFile(**{**table, "tasks": {}, "several": {}})
+    FederationFile(**{**table, "tasks": {}})
     here = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir(parents=True, mode=0o700)

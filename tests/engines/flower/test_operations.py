@@ -236,22 +236,35 @@ def test_too_few_clients_end_a_run_with_one_line_at_its_deadline(tmp_path):
             "a list of names",
         ),
         ("federation.toml", ("port = ", "port = 7"), "port must be from 1 to 65535"),
+        ("federation.toml", ("deadline = ", "wait = -1.0\ndeadline = "), "wait must be > 0"),
         ("client.toml", ("localhost:", "localhost:x"), "a host and a port"),
         ("client.toml", ("localhost:", ""), "a host and a port"),
         ("ca.pem", ("-----BEGIN", "-----BEGAN"), "no certificate can be read from it"),
+        (
+            "server.pem",
+            ("-----BEGIN", "-----BEGAN"),
+            "server.key is missing or damaged",
+        ),
+        (
+            "server.key",
+            ("-----BEGIN", "-----BEGAN"),
+            "server.key is missing or damaged",
+        ),
     ],
 )
 def test_a_wrong_file_is_one_line(file, change, words, tmp_path):
     machines = Machines(tmp_path, rounds=3)
     home = machines.homes["class"]
-    path = (machines.federation if file == "federation.toml" else home) / file
+    on_server = file.startswith(("federation", "server"))
+    path = (machines.federation if on_server else home) / file
     path.write_text(path.read_text().replace(*change))
-    if file == "federation.toml":
+    if on_server:
         code, out = cli("serve", machines.config, "--federation", machines.federation)
     else:
         code, out = cli("join", home / "client.toml", "--once")
     assert (code, words in " ".join(out.split())) == (2, True), out
     assert "Traceback" not in out
+    assert not machines.run.exists()
 
 
 def test_init_after_a_kill_and_with_any_host(tmp_path):
