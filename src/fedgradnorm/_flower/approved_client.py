@@ -34,6 +34,7 @@ class ApprovedClient:
         self.client, self.agreement, self.path = client, agreement, path
         self.approvals, self.audit = Approvals(state, given.approve), Audit(state)
         self.audit.lines()  # a log that was changed is not continued
+        self.approvals.waiting()  # nor is a damaged file of approvals
         self.audit.add("joined", server=given.server, settings=agreement.digest)
 
     def respond(self, content: bytes) -> bytes:

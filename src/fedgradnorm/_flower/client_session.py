@@ -46,14 +46,13 @@ from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import SPENT, History
 from fedgradnorm._runs.layout import RESULT
-from fedgradnorm._runs.manifest import FORMAT, of_task
+from fedgradnorm._runs.manifest import FORMAT, client_info
 from fedgradnorm._runs.run import Run
 from fedgradnorm._runs.trained import TrainedClient
 from fedgradnorm._state.table import FIRST_LOSS, OWN, ROUNDS
 from fedgradnorm._training.callbacks import VALIDATION
 from fedgradnorm.models._dividing import divided, log_division
 from fedgradnorm.models._flat import FlatNetwork
-from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.models._norm_layer import find_norm_layer
 
 log = logging.getLogger("fedgradnorm")
@@ -242,7 +241,7 @@ class ClientSession:
                 for key in ("seed", "shared", "frozen", "head_init")
             },
             "weighting": {"name": "federation"},
-            "clients": {self.name: _info(self.client)},
+            "clients": {self.name: client_info(self.client)},
             "blueprints": blueprints(self.network, {self.name: trained.head}, [self.client]),
             **more,
         }
@@ -286,20 +285,6 @@ def batch_row(number: int, name: str, values: Mapping[str, float]) -> Row:
 def _evaluated(number: int, split: str, table: Mapping[str, Mapping[str, float]]) -> list[Row]:
     about = {"round": number, "epoch": float(number), "split": split}
     return [{**about, "client": name, **values} for name, values in table.items()]
-
-
-def _info(client: Client) -> dict[str, Any]:
-    """What a loaded run must know about a client to predict."""
-    weights = client.task.class_weights()
-    return {
-        "kind": client.task.kind,
-        **({"class_weights": weights} if weights else {}),
-        **of_task(client),
-        "labels": client.labels,
-        "columns": client.columns,
-        **({"encoding": client.encoding.plain()} if client.encoding else {}),
-        "inputs": row_form(client.train[0]),
-    }
 
 
 SCALARS = ("size", *SENT)

@@ -139,9 +139,9 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with _alone(state):
         approved = ApprovedClient(given, answering, agreement, path)
-        _until_trusted(given)
         last = state / NODE
         node = FlowerClient(given.server, given.path("ca"), given.path("key"), node_of(last))
+        _until_trusted(given)
         with node as transport:
             write_atomically(last, str(transport.node).encode())
             say(f"client {given.name}: connected to {given.server} as node {transport.node}")

@@ -30,6 +30,7 @@ from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm.experiments._config.config_file import load_config
 
 CLIENTS = ("a", "b", "c")
+BROKEN = ("-----BEGIN", "-----BEGAN")
 
 
 def made(folder: Path, private: bool = False) -> Path:
@@ -239,17 +240,11 @@ def test_too_few_clients_end_a_run_with_one_line_at_its_deadline(tmp_path):
         ("federation.toml", ("deadline = ", "wait = -1.0\ndeadline = "), "wait must be > 0"),
         ("client.toml", ("localhost:", "localhost:x"), "a host and a port"),
         ("client.toml", ("localhost:", ""), "a host and a port"),
-        ("ca.pem", ("-----BEGIN", "-----BEGAN"), "no certificate can be read from it"),
-        (
-            "server.pem",
-            ("-----BEGIN", "-----BEGAN"),
-            "server.key is missing or damaged",
-        ),
-        (
-            "server.key",
-            ("-----BEGIN", "-----BEGAN"),
-            "server.key is missing or damaged",
-        ),
+        ("ca.pem", BROKEN, "no certificate can be read from it"),
+        ("client.key", BROKEN, "no private key can be read from it"),
+        ("server.pem", BROKEN, "server.key is missing or damaged"),
+        ("server.key", BROKEN, "server.key is missing or damaged"),
+        ("state/approvals.json", ("{}", "{"), "remove it, and approve each run again"),
     ],
 )
 def test_a_wrong_file_is_one_line(file, change, words, tmp_path):
@@ -257,6 +252,9 @@ def test_a_wrong_file_is_one_line(file, change, words, tmp_path):
     home = machines.homes["class"]
     on_server = file.startswith(("federation", "server"))
     path = (machines.federation if on_server else home) / file
+    if not path.exists():
+        path.parent.mkdir()
+        path.write_text("{}")
     path.write_text(path.read_text().replace(*change))
     if on_server:
         code, out = cli("serve", machines.config, "--federation", machines.federation)
