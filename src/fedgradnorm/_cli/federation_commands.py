@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fedgradnorm._cli.output import data_bar, err, say
+from fedgradnorm._cli.output import STOPPED, data_bar, err, say
 from fedgradnorm._cli.training_commands import Allow, ConfigFile, Overrides, allowing
 from fedgradnorm._runs.layout import CLIENTS, RESULT, STATE
 
@@ -281,11 +283,14 @@ def join(
     from fedgradnorm._flower.wire import check_installed
 
     check_installed()
+    from fedgradnorm._flower.join import SUPERVISOR, join_once
     from fedgradnorm._flower.join import join as join_until_stopped
-    from fedgradnorm._flower.join import join_once
 
     signal.signal(signal.SIGTERM, _interrupt)
     if once:
+        if SUPERVISOR in os.environ:  # which says that both were stopped
+            for one in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(one, lambda *_: sys.exit(STOPPED))
         join_once(client, say, allow or ())
     else:
         join_until_stopped(client, allow or ())

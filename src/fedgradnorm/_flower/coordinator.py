@@ -15,7 +15,6 @@ from fedgradnorm._errors import TrainingError
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.attendance import Attendance, Patience
 from fedgradnorm._flower.group_heads import GroupHeads
-from fedgradnorm._flower.notices import Notices
 from fedgradnorm._flower.wire.messages import (
     Answer,
     Order,
@@ -32,6 +31,7 @@ from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.layout import METRICS
 from fedgradnorm._training.callbacks import Progress
+from fedgradnorm._training.monitor import Monitor
 
 log = logging.getLogger("fedgradnorm")
 
@@ -62,7 +62,7 @@ class Coordinator:
         self.bytes, self.bounded = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.sizes: dict[str, float] = {}  # examples that each client first reported
         self.given: dict[str, float | None] = dict.fromkeys(names)  # weight after its last round
-        self.notices = Notices(names, agreement.settings)
+        self.monitor = Monitor(names, agreement.settings)
         self.attendance = Attendance(names, patience.rules)
         self.history = History([])
 
@@ -160,26 +160,27 @@ class Coordinator:
     def _collect(self, orders: Mapping[str, Asking]) -> dict[str, Any]:
         """The answers that can be used; all others are logged and counted."""
         good: dict[str, Any] = {}
-        silent: dict[str, str] = {}
-        refused: dict[str, str] = {}
         found = dict(self.exchange.ask(orders, self.patience.deadline))
         for name, order in orders.items():
             content = found.pop(name, "no answer")  # a large thing, not to be held twice
             if isinstance(content, str):
-                self.missed[name] += 1
-                silent[name] = content
+                self._count(self.missed, name, "client %r left out: %s", content)
                 self.attendance.missed(name, self.round, refused=False)
                 continue
             answer = self._tried(name, content, order)
             if isinstance(answer, str):
-                self.refused[name] += 1
-                refused[name] = answer
+                self._count(self.refused, name, "answer of %r refused: %s", answer)
                 self.attendance.missed(name, self.round, refused=True)
             else:
                 good[name] = answer
                 self._read(name)
-        self.notices.collected(self.round + 1, silent, refused)
         return good
+
+    def _count(self, counts: dict[str, int], name: str, words: str, why: str) -> None:
+        """Count a client's problem; log the first one of its kind."""
+        if not counts[name]:
+            log.warning(f"round %d: {words}", self.round + 1, name, why)
+        counts[name] += 1
 
     def _read(self, name: str) -> None:
         """An answer was read and can be used."""
@@ -241,8 +242,27 @@ class Coordinator:
             known = good[name].scalars if name in good else {}
             rows.append({**row, **{k: v for k, v in known.items() if k != "size"}})
         self.history.append(rows)
-        self.notices.recorded(self.round, rows)
+        self._monitored(rows)
         return self._progress(rows, weight)
+
+    def _monitored(self, rows: Sequence[Row]) -> None:
+        """Note whose weight was frozen in a round, and whose loss has grown."""
+        active = {row["client"]: row for row in rows if row["active"]}
+        frozen = {name: row["weight_frozen"] for name, row in active.items()}
+        losses, ratios = (
+            {name: row[key] for name, row in active.items() if row.get(key) is not None}
+            for key in ("loss", "loss_ratio")
+        )
+        self.monitor.note(self.round, [], frozen, losses, ratios)
+
+    def sum_up(self) -> None:
+        """Log what went wrong in the whole run."""
+        for name in self.names:
+            counts = (self.states[name], self.round, self.missed[name], self.refused[name])
+            if any(counts[2:]):
+                words = "client %r took part in %d of %d rounds: %d orders were not answered, and "
+                log.warning(words + "%d answers refused", name, *counts)
+        self.monitor.frozen.sum_up(self.round)
 
     def _average_heads(
         self, good: Mapping[str, Answer], reports: Reports, weights: Tensor
@@ -287,7 +307,7 @@ class Coordinator:
         """Everything needed to go on from here."""
         tables = {key: dict(getattr(self, key)) for key in _TABLES}
         tables["attendance"] = self.attendance.state_dict()
-        own = {"server": self.server.state_dict(), "notices": self.notices.state_dict()}
+        own = {"server": self.server.state_dict(), "monitor": self.monitor.state_dict()}
         kept = {"run": self.run, "round": self.round, "sizes": dict(self.sizes)}
         heads = {"heads": self.heads.state_dict()} if self.heads else {}
         return {**kept, **own, **tables, **heads}
@@ -297,7 +317,7 @@ class Coordinator:
         self.run, self.round = state["run"], state["round"]
         self.server.load_state_dict(state["server"])
         self.sizes = dict(state["sizes"])
-        self.notices.load_state_dict(state["notices"])
+        self.monitor.load_state_dict(state["monitor"])
         if self.heads:
             self.heads.load_state_dict(state["heads"])
         for key in _TABLES:

@@ -112,14 +112,12 @@ def serve(
                 serving.begin(agreement, resume)
                 serving.meet(waiting)
                 serving.rounds(saved, show)
-                coordinator.notices.sum_up(coordinator.round)
+                coordinator.sum_up()
                 names = coordinator.finish()
                 log.info("finished; the network was taken by: %s", ", ".join(names))
                 network_now = _trained(network, coordinator)
-                manifest = {
-                    **saved.manifest,
-                    "weight_frozen": coordinator.notices.monitor.frozen.times,
-                }
+                frozen = coordinator.monitor.frozen.times
+                manifest = {**saved.manifest, "weight_frozen": frozen}
                 saved.finish(Run({}, manifest, coordinator.history, network_now))
                 serving.end("finished", network_taken_by=names)
             except BaseException as error:

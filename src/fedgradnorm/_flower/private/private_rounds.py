@@ -208,9 +208,8 @@ class PrivateCoordinator(Coordinator):
 
     def _refuse(self, name: str, why: str) -> None:
         """Name, count and leave out whoever sent what does not fit."""
-        self.refused[name] += 1
+        self._count(self.refused, name, "answer of %r refused: %s", why)
         self.out.add(name)
-        self.notices.collected(self.round + 1, {}, {name: why})
         self.attendance.missed(name, self.round, refused=True)
 
     def _private_step(self, asked: list[str], at: Gathering, words: Words) -> Progress:
