@@ -14,7 +14,6 @@ from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.federation_file import FederationFile, made_from, read_federation
 from fedgradnorm._flower.private.private_terms import PrivateTerms, read_terms
-from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import (
     AGREED,
@@ -84,23 +83,10 @@ def init_federation(
 
     hosts = [_ascii(host) for host in hosts]
     _check(folder, clients, hosts, private)
-    table = {
-        "clients": list(clients),
-        "host": next(iter(hosts), ""),
-        "port": port,
-        "listen": "0.0.0.0",
-        "deadline": 600.0,
-        "minimum": -(-len(clients) // 2),
-        "attempts": 3,
-        "longest": 1e6,
-        "misses": 3,
-        "refusals": 5,
-        "pause": 32,
-        **{f"largest_{name}": value for name, value in asdict(Bounds()).items()},
-        **({"private": True} if private else {}),
-        **options,
-    }
-    FederationFile(**{**table, "tasks": {}})
+    least = -(-len(clients) // 2)
+    given = {"minimum": least, "private": private, **options}
+    terms = FederationFile(list(clients), hosts[0], port, **given)
+    table = {key: value for key, value in asdict(terms).items() if value not in ({}, None)}
     here = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir(parents=True, mode=0o700)
