@@ -23,7 +23,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm._errors import ConfigError, TrainingError, choose
 from fedgradnorm._flower.wire import QUIET
 from fedgradnorm._runs.layout import CA, CLIENT, JOIN_LOG, LOCK, NODE, ROSTER
 from fedgradnorm._runs.locking import alone
@@ -134,22 +134,27 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
 
     from fedgradnorm._flower.approved_client import ApprovedClient
     from fedgradnorm._flower.wire.flower import FlowerClient
-    from fedgradnorm._flower.wire.transport import answer_next
+    from fedgradnorm._flower.wire.transport import Lost, answer_next
 
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     with _alone(state):
         approved = ApprovedClient(given, answering, agreement, path)
         last = state / NODE
-        node = FlowerClient(given.server, given.path("ca"), given.path("key"), node_of(last))
-        _until_trusted(given)
-        with node as transport:
-            write_atomically(last, str(transport.node).encode())
-            say(f"client {given.name}: connected to {given.server} as node {transport.node}")
-            while answering.result is None:
-                if not answer_next(transport, approved.respond):
-                    time.sleep(POLL)
-            say(f"client {given.name}: the run has finished; its result is in {answering.result}")
-            time.sleep(STAYING)
+        node = FlowerClient(given.server, given.path("ca"), given.path("key"))
+        result: Path | None = None
+        while result is None:
+            _until_let_in(given, lambda: node.check_let_in(node_of(last)))
+            try:
+                with node as transport:
+                    write_atomically(last, str(transport.node).encode())
+                    say(f"client {given.name}: connected to {given.server} as node {node.node}")
+                    while (result := answering.result) is None:
+                        if not answer_next(transport, approved.respond):
+                            time.sleep(POLL)
+                    say(f"client {given.name}: the run has finished; its result is in {result}")
+                    time.sleep(STAYING)
+            except Lost as error:
+                log.warning("%s; connecting again", error)
 
 
 def node_of(path: Path) -> int | None:
@@ -219,14 +224,15 @@ def _alone(state: Path) -> Iterator[None]:
         yield
 
 
-def _until_trusted(given: ClientFile) -> None:
+def _until_let_in(given: ClientFile, check_let_in: Callable[[], None]) -> None:
     """Wait for the server with growing pauses; a wrong certificate ends it at once."""
     pause = FIRST_PAUSE
     while True:
         try:
             check_server(given.server, given.path("ca"))
+            check_let_in()
             return
-        except WrongClock as error:
+        except (WrongClock, TrainingError) as error:
             log.warning("%s; trying again", error)
         except OSError as error:
             log.warning("%s is not there yet (%s); trying again", given.server, error)

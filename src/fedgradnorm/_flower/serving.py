@@ -27,7 +27,7 @@ from fedgradnorm._flower.group_heads import GroupHeads, group_heads
 from fedgradnorm._flower.private.noisy_rounds import NoisyCoordinator
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms, read_terms
-from fedgradnorm._flower.setup import registered, roster_fingerprint
+from fedgradnorm._flower.setup import registered, revoked, roster_fingerprint
 from fedgradnorm._flower.status import write_status
 from fedgradnorm._flower.wire.flower import FlowerServer
 from fedgradnorm._flower.wire.keys import public_key_pem
@@ -44,7 +44,6 @@ from fedgradnorm._runs.layout import (
     LINK_DATABASE,
     LINK_LOG,
     MANIFEST,
-    REVOKED,
     ROSTER,
 )
 from fedgradnorm._runs.locking import FolderLock
@@ -130,12 +129,8 @@ def serve(
 
 def check_registered(federation: Path, terms: FederationFile) -> None:
     """A ConfigError unless every client has handed in its public keys, or was revoked."""
-    known = registered(federation)
-    never = [
-        name
-        for name in terms.clients
-        if name not in known and not list((federation / REVOKED).glob(f"{name}-*"))
-    ]
+    known = {*registered(federation), *(one.name for one in revoked(federation))}
+    never = [name for name in terms.clients if name not in known]
     if never:
         raise ConfigError(
             f"{federation}: no public key of {', '.join(never)}; on each client run `fedgradnorm "

@@ -101,12 +101,21 @@ def test_a_revoked_key_never_comes_back_and_a_new_one_may(tmp_path):
     old = revoke(folder, "b")
     assert sorted(registered(folder)) == ["a", "c"]
     check_registered(folder, read_federation(folder))  # the others may go on
-    with pytest.raises(fgn.ConfigError, match="was revoked"):
+    with pytest.raises(fgn.ConfigError, match="was revoked or replaced"):
         register(folder, [old])
     register(folder, [make_keys(homes[1], "b", renew=True)])
     assert sorted(registered(folder)) == list(CLIENTS)
     events = [(line["event"], line.get("client")) for line in Audit(folder).lines()]
     assert events[-2:] == [("revoked", "b"), ("registered", "b")]
+
+
+def test_a_key_that_was_replaced_never_comes_back(tmp_path):
+    folder = tmp_path / "fed"
+    homes = init_federation(folder, CLIENTS, ("localhost",))
+    old = registered(folder)["b"]
+    register(folder, [make_keys(homes[1], "b", renew=True)])
+    with pytest.raises(fgn.ConfigError, match="was revoked or replaced"):
+        register(folder, [old])
 
 
 def test_an_audit_log_shows_every_change(tmp_path):
@@ -315,7 +324,7 @@ def test_a_clock_that_steps_does_not_end_join(monkeypatch, tmp_path, caplog):
         join, "check_server", lambda *_: join.check_clock("s", 1000.0, 1000.0 + next(ahead))
     )
     monkeypatch.setattr(join.time, "sleep", lambda _: None)
-    join._until_trusted(given)
+    join._until_let_in(given, lambda: None)
     assert "30 s ahead of" in caplog.text
     assert "400 s behind" in caplog.text
     assert next(ahead, None) is None

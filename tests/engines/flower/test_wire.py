@@ -30,11 +30,14 @@ from flwr.supercore.protobuf.client import ProtobufRequestContext
 
 import fedgradnorm as fgn
 from fedgradnorm._flower import join
+from fedgradnorm._flower.setup import make_keys, registered
 from fedgradnorm._flower.trying import free_port
-from fedgradnorm._flower.wire.flower import STARTING, FlowerServer
+from fedgradnorm._flower.wire.flower import STARTING, FlowerClient, FlowerServer
+from fedgradnorm._flower.wire.keys import public_key_pem
 from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm._flower.wire.process import SuperLink
 from fedgradnorm._flower.wire.request_filter import HEAD
+from fedgradnorm._flower.wire.transport import Lost
 
 pytestmark = pytest.mark.slow
 
@@ -250,6 +253,35 @@ def test_a_wrong_clock_is_named(live, monkeypatch):
         monkeypatch.setattr(join.time, "time", lambda shift=shift: real() + shift)
         with pytest.raises(fgn.ConfigError, match=words):
             join.check_server(server, authority)
+
+
+def test_keys_change_more_than_once_while_a_run_is_served(live, tmp_path):
+    """A renewal, then a revocation: the SuperLink lists all nodes that it has ever known."""
+    known = {n: public_key_pem(one.key.encode()) for n, one in registered(live.federation).items()}
+    homes = [tmp_path / "old", tmp_path / "new"]
+    keys = [public_key_pem(make_keys(home, "third").key.encode()) for home in homes]
+    old, new = (
+        FlowerClient(live.operator.address, live.federation / "ca.pem", home / "client.key")
+        for home in homes
+    )
+    live.operator.register({**known, "third": keys[0]})
+    old.check_let_in()
+    live.operator.register({**known, "third": keys[1]})
+    new.check_let_in()
+    with pytest.raises(Lost, match=r"does not let this client in .*must be registered there"):
+        old.check_let_in()
+    live.operator.register(known)
+    live.operator.register(known)
+    with pytest.raises(Lost, match="does not let this client in"):
+        new.check_let_in()
+
+
+def test_a_server_that_is_gone_is_named(live):
+    address = f"localhost:{free_port()}"
+    home = live.federation / "clients" / "good"
+    client = FlowerClient(address, home / "ca.pem", home / "client.key")
+    with pytest.raises(Lost, match=f"{address} does not answer"):
+        client.check_let_in()
 
 
 def test_a_taken_port_is_named(live, tmp_path):

@@ -39,7 +39,7 @@ import os
 import time
 from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -74,7 +74,7 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
 )
 from flwr.supercore.app_utils import start_parent_process_monitor
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TaskType
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, NodeStatus, TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
@@ -94,6 +94,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     push_objects,
 )
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.translation import (
     PROTOBUF_REQUEST_TYPES,
     ProtobufTranslationMiddleware,
@@ -108,6 +109,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from fedgradnorm._checks import shortened
 from fedgradnorm._errors import ConfigError, TrainingError
 from fedgradnorm._flower.wire import process
 from fedgradnorm._flower.wire.messages import Refused
@@ -118,7 +120,7 @@ from fedgradnorm._flower.wire.request_filter import (
     RequestFilter,
     ShortConnection,
 )
-from fedgradnorm._flower.wire.transport import Content, Reply
+from fedgradnorm._flower.wire.transport import Content, Lost, Reply
 
 log = logging.getLogger("fedgradnorm")
 
@@ -405,7 +407,8 @@ class FlowerServer:
 
     def register(self, keys: Mapping[str, bytes]) -> None:
         """Let exactly these clients in, by their public keys; all other keys are let in no more."""
-        known = {node.public_key: node.node_id for node in self._answering().nodes_info}
+        listed = self._answering().nodes_info  # also those that were let in once and are no more
+        known = {n.public_key: n.node_id for n in listed if n.status != NodeStatus.UNREGISTERED}
         for key, node in known.items():
             if key not in keys.values():
                 self._control.UnregisterNode(UnregisterNodeRequest(node_id=node))
@@ -677,25 +680,24 @@ def collect(expected: Iterable[Incoming], source: Source, deadline: float) -> It
 # -------------------------------------------------------------------------------------------------
 
 PULL = 60.0  # seconds that the parts of an order have to come
+AGAIN = 20.0  # seconds for which a lost request is repeated
+PROBE = 60.0  # seconds until Flower would forget a node whose process was killed meanwhile
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 
 class FlowerClient:
-    """A client's transport, connected while it is entered; lost requests are repeated.
+    """A client's transport, connected while it is entered; repeats lost requests for a while."""
 
-    ``before`` is the node of an earlier process of this client, which may not have ended well:
-    Flower would hold it for taken until a minute without heartbeats.
-    """
-
-    def __init__(self, address: str, authority: Path, key: Path, before: int | None = None) -> None:
-        self.address, self.authority, self.keys = address, str(authority), read_key(key)
-        self.before, self._stack = before, ExitStack()
+    def __init__(self, address: str, authority: Path, key: Path) -> None:
+        self.address, self.keys = address, read_key(key)
+        self.authority = authority.read_bytes()
+        self._stack = ExitStack()
         self._order: Message | None = None
 
     def __enter__(self) -> FlowerClient:
-        if self.before is not None:
-            self._deactivate(self.before)
-        connection = http_request_response(self.address, False, self.authority, self.keys)
+        connection = http_request_response(
+            self.address, False, self.authority, self.keys, max_wait_time=AGAIN
+        )
         self.node, self._receive, self._send, _, _, self._pull, self._push, self._confirm = (
             self._stack.enter_context(connection)
         )
@@ -704,26 +706,52 @@ class FlowerClient:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def _deactivate(self, node: int) -> None:
+    def check_let_in(self, before: int | None = None) -> None:
+        """Lost unless the server lets this client in: Flower's own connection would exit.
+
+        ``before`` is the node of an earlier process of this client, which may not have ended well:
+        Flower would hold it for taken until a minute without heartbeats.
+        """
         about = RuntimeVersionHttpInterceptor(component_name="SuperNode")
         with FleetHttpClient.from_server_address(
             self.address, False, self.authority, [about, NodeAuthHttpInterceptor(*self.keys)]
         ) as client:
+            if before is not None:
+                with suppress(httpx.HTTPError, RuntimeError):
+                    client.DeactivateNode(DeactivateNodeRequest(node_id=before))
+            key = public_key_to_bytes(self.keys[1])
+            request = ActivateNodeRequest(public_key=key, heartbeat_interval=PROBE)
             try:
+                node = client.ActivateNode(request).node_id
                 client.DeactivateNode(DeactivateNodeRequest(node_id=node))
             except (httpx.HTTPError, RuntimeError) as error:
-                log.info("node %d was not held any more: %s", node, error)
+                raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> Lost:
+        """What the server answered, or that it does not answer."""
+        if not isinstance(error, httpx.HTTPStatusError):
+            return Lost(f"{self.address} does not answer ({error or type(error).__name__})")
+        code, told = error.response.status_code, FlowerError.from_json(error.response.text)
+        why = shortened(told.message if told is not None else error.response.text)
+        if code not in (401, 403, 404, 412):
+            return Lost(f"{self.address} answers {code} ({why})")
+        return Lost(
+            f"{self.address} does not let this client in ({why}): its key must be registered there "
+            "(fedgradnorm federation roster), not revoked or replaced, and used by nobody else"
+        )
 
     def receive(self) -> bytes | None:
         """The next whole order; refused unless it is the server's, to this client."""
-        found = self._receive()
-        if found is None:
-            return None
         try:
+            found = self._receive()
+            if found is None:
+                return None
             self._order = self._whole(*found)
         except RunNotRunningException:
             log.info("the server's run is over; waiting for the next")
             return None
+        except httpx.HTTPError as error:
+            raise self._lost(error) from error
         return unwrapped(self._order.content)
 
     def _whole(self, head: Message, tree: ObjectTree) -> Message:
@@ -763,6 +791,8 @@ class FlowerClient:
                 push_objects(objects, partial(push, session), object_ids_to_push=wanted)
         except RunNotRunningException:
             log.info("the server's run is over; waiting for the next")
+        except httpx.HTTPError as error:
+            raise self._lost(error) from error
 
 
 def check_order(about: Metadata, node: int) -> None:
