@@ -35,6 +35,8 @@ from fedgradnorm._training.monitor import Monitor
 
 log = logging.getLogger("fedgradnorm")
 
+AWAY = 0.5  # seconds between two looks for clients that went away
+
 
 class Coordinator:
     """The server of one run. It knows of a client: its name, its updates, the agreed scalars.
@@ -124,10 +126,24 @@ class Coordinator:
                 "round %d: %d good answers of %d needed (attempt %d of %d)",
                 self.round + 1, len(good), least, attempt, self.patience.attempts,
             )  # fmt: skip
+            if attempt < self.patience.attempts:
+                self._await(drawn, least)
         raise TrainingError(
             f"round {self.round + 1}: {len(good)} good answers, {least} are needed; "
             "look at the clients' logs, then go on with --resume"
         )
+
+    def _await(self, names: Sequence[str], least: int) -> None:
+        """Where too few are connected, wait ``deadline`` seconds at most for others to return."""
+        end, said = time.monotonic() + self.patience.deadline, False
+        while len(missing := set(names).difference(self.exchange.online())) > len(names) - least:
+            if time.monotonic() > end:
+                return
+            if not said:
+                words = "waiting %.0f s at most for %s to connect again"
+                log.warning(words, self.patience.deadline, ", ".join(sorted(missing)))
+            said = True
+            time.sleep(AWAY)
 
     def _asked(self, drawn: list[str]) -> list[str]:
         """Who of those drawn takes part; everybody else who does, where they are all shut out."""

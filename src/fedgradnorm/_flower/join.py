@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -19,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +43,6 @@ BAD_INPUT = 2
 STAYING = 10.0  # seconds until the server has the last answer: of who is gone it takes none
 LEAVING = 5.0  # seconds that an earlier node has to end
 SUPERVISOR = "FEDGRADNORM_SUPERVISOR"  # the process that restarts a node
-AHEAD, BEHIND = 4.0, 300.0  # seconds that a signature may be from the future, or old
-WRONG_TIME = (9, 10)  # what OpenSSL calls a certificate that is not valid yet, or any more
 
 
 def join_command(path: Path, allow: Sequence[str]) -> list[str]:
@@ -119,7 +114,7 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
         if not given.path(name).is_file():
             made = "" if name == "ca" else f"; fedgradnorm federation key {given.name} makes it"
             raise ConfigError(f"{given.path(name)}: no such file{made}")
-    trusted(given.path("ca"))
+    check_authority(given.path("ca"))
     network, (client,), weighting, _ = build(config, [given.load(config)])
     state = given.path("state")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -136,14 +131,14 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
     from fedgradnorm._flower.wire.flower import FlowerClient
     from fedgradnorm._flower.wire.transport import Lost, answer_next
 
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # it is said in our own words
     with _alone(state):
         approved = ApprovedClient(given, answering, agreement, path)
         last = state / NODE
         node = FlowerClient(given.server, given.path("ca"), given.path("key"))
         result: Path | None = None
         while result is None:
-            _until_let_in(given, lambda: node.check_let_in(node_of(last)))
+            _until_let_in(lambda: node.check_let_in(node_of(last)))
             try:
                 with node as transport:
                     write_atomically(last, str(transport.node).encode())
@@ -224,82 +219,24 @@ def _alone(state: Path) -> Iterator[None]:
         yield
 
 
-def _until_let_in(given: ClientFile, check_let_in: Callable[[], None]) -> None:
+def _until_let_in(check_let_in: Callable[[], None]) -> None:
     """Wait for the server with growing pauses; a wrong certificate ends it at once."""
     pause = FIRST_PAUSE
     while True:
         try:
-            check_server(given.server, given.path("ca"))
             check_let_in()
             return
-        except (WrongClock, TrainingError) as error:
+        except TrainingError as error:
             log.warning("%s; trying again", error)
-        except OSError as error:
-            log.warning("%s is not there yet (%s); trying again", given.server, error)
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-class WrongClock(ConfigError):
-    """One of two clocks must be set; nothing else needs to be done."""
-
-
-def trusted(authority: Path) -> ssl.SSLContext:
-    """What trusts the federation's authority alone; a ConfigError if its file is damaged."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+def check_authority(path: Path) -> None:
+    """A ConfigError if the authority's certificate cannot be read."""
     try:
-        context.load_verify_locations(cafile=str(authority))
+        ssl.create_default_context(cafile=path)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{authority}: no certificate can be read from it; take the server's {CA} again"
+            f"{path}: no certificate can be read from it; take the server's {CA} again"
         ) from error
-    return context
-
-
-def check_server(server: str, authority: Path) -> None:
-    """A ConfigError unless this is a server of the federation, under its own name."""
-    host, _, port = server.rpartition(":")
-    context = trusted(authority)
-    try:
-        with (
-            socket.create_connection((host, int(port)), timeout=10) as plain,
-            context.wrap_socket(plain, server_hostname=host) as secure,
-        ):
-            check_clock(server, _server_time(secure, host), time.time())
-    except ssl.SSLCertVerificationError as error:
-        if error.verify_code in WRONG_TIME:
-            raise ConfigError(
-                f"{server}: {error.verify_message}: this machine's clock is wrong, or the "
-                "federation's certificates are too old; nothing was sent"
-            ) from error
-        raise ConfigError(
-            f"{server}: its certificate is not for this host or not by this federation's "
-            f"authority ({error.verify_message}); nothing was sent"
-        ) from error
-    except ssl.SSLError as error:
-        raise ConfigError(
-            f"{server} does not speak TLS ({error.reason}); nothing was sent"
-        ) from error
-
-
-def check_clock(server: str, theirs: float | None, ours: float) -> None:
-    """WrongClock if the server would not take this machine's signatures for new ones."""
-    ahead = 0.0 if theirs is None else ours - theirs
-    if -BEHIND < ahead < AHEAD:
-        return
-    where = "ahead of" if ahead > 0 else "behind"
-    raise WrongClock(
-        f"this machine's clock is {abs(ahead):.0f} s {where} the clock of {server}, which would "
-        "refuse its signatures: set the wrong one of the two (NTP does)"
-    )
-
-
-def _server_time(secure: ssl.SSLSocket, host: str) -> float | None:
-    """The time that the server's answer to an empty question shows, if it shows one."""
-    secure.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-    found = re.search(rb"(?im)^date:([^\r\n]+)", secure.recv(4096))
-    try:
-        return None if found is None else parsedate_to_datetime(found[1].decode()).timestamp()
-    except (ValueError, UnicodeError):
-        return None

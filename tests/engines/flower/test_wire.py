@@ -7,6 +7,7 @@ import socket
 import ssl
 import time
 from contextlib import suppress
+from datetime import timedelta
 
 import pytest
 
@@ -26,12 +27,14 @@ from engines.flower.wire import (
 import httpx
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.date import now
 from flwr.supercore.protobuf.client import ProtobufRequestContext
+from flwr.supernode import node_auth_http_interceptor
 
 import fedgradnorm as fgn
-from fedgradnorm._flower import join
 from fedgradnorm._flower.setup import make_keys, registered
 from fedgradnorm._flower.trying import free_port
+from fedgradnorm._flower.wire import reasons
 from fedgradnorm._flower.wire.flower import STARTING, FlowerClient, FlowerServer
 from fedgradnorm._flower.wire.keys import public_key_pem
 from fedgradnorm._flower.wire.messages import Refused
@@ -247,12 +250,15 @@ def signed_head(wire: Wire, length: int) -> bytes:
 
 
 def test_a_wrong_clock_is_named(live, monkeypatch):
-    server, authority, real = f"localhost:{live.port}", live.federation / "ca.pem", time.time
-    join.check_server(server, authority)
+    """By the time that the server's answer shows."""
+    home = live.federation / "clients" / "good"
+    client, real = FlowerClient(live.operator.address, home / "ca.pem", home / "client.key"), now
     for shift, words in ((60, r"(59|6[0-9]) s ahead of"), (-400, r"(39[0-9]|400|401) s behind")):
-        monkeypatch.setattr(join.time, "time", lambda shift=shift: real() + shift)
-        with pytest.raises(fgn.ConfigError, match=words):
-            join.check_server(server, authority)
+        seconds = timedelta(seconds=shift)
+        monkeypatch.setattr(node_auth_http_interceptor, "now", lambda by=seconds: real() + by)
+        monkeypatch.setattr(reasons.time, "time", lambda by=shift: real().timestamp() + by)
+        with pytest.raises(Lost, match=words):
+            client.check_let_in()
 
 
 def test_keys_change_more_than_once_while_a_run_is_served(live, tmp_path):

@@ -88,6 +88,8 @@ class PrivateCoordinator(Coordinator):
                 reason = str(error)
             words = "round %d: %s (attempt %d of %d; the next has new masks)"
             log.warning(words, self.round + 1, reason, attempt, self.patience.attempts)
+            if attempt < self.patience.attempts:
+                self._await(cohort, needed)
         self.out = set()
         raise TrainingError(
             f"round {self.round + 1}: {reason}; look at the clients' logs, then go on with --resume"

@@ -109,18 +109,18 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedgradnorm._checks import shortened
 from fedgradnorm._errors import ConfigError, TrainingError
 from fedgradnorm._flower.wire import process
 from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm._flower.wire.process import SuperLink
+from fedgradnorm._flower.wire.reasons import why
 from fedgradnorm._flower.wire.request_filter import (
     HEADER,
     Rejected,
     RequestFilter,
     ShortConnection,
 )
-from fedgradnorm._flower.wire.transport import Content, Lost, Reply
+from fedgradnorm._flower.wire.transport import Content, Reply
 
 log = logging.getLogger("fedgradnorm")
 
@@ -707,7 +707,7 @@ class FlowerClient:
         self._stack.__exit__(*error)
 
     def check_let_in(self, before: int | None = None) -> None:
-        """Lost unless the server lets this client in: Flower's own connection would exit.
+        """Raise ``why`` unless the server lets this client in: Flower's own connection would exit.
 
         ``before`` is the node of an earlier process of this client, which may not have ended well:
         Flower would hold it for taken until a minute without heartbeats.
@@ -725,20 +725,7 @@ class FlowerClient:
                 node = client.ActivateNode(request).node_id
                 client.DeactivateNode(DeactivateNodeRequest(node_id=node))
             except (httpx.HTTPError, RuntimeError) as error:
-                raise self._lost(error) from error
-
-    def _lost(self, error: Exception) -> Lost:
-        """What the server answered, or that it does not answer."""
-        if not isinstance(error, httpx.HTTPStatusError):
-            return Lost(f"{self.address} does not answer ({error or type(error).__name__})")
-        code, told = error.response.status_code, FlowerError.from_json(error.response.text)
-        why = shortened(told.message if told is not None else error.response.text)
-        if code not in (401, 403, 404, 412):
-            return Lost(f"{self.address} answers {code} ({why})")
-        return Lost(
-            f"{self.address} does not let this client in ({why}): its key must be registered there "
-            "(fedgradnorm federation roster), not revoked or replaced, and used by nobody else"
-        )
+                raise why(self.address, error) from error
 
     def receive(self) -> bytes | None:
         """The next whole order; refused unless it is the server's, to this client."""
@@ -751,7 +738,7 @@ class FlowerClient:
             log.info("the server's run is over; waiting for the next")
             return None
         except httpx.HTTPError as error:
-            raise self._lost(error) from error
+            raise why(self.address, error) from error
         return unwrapped(self._order.content)
 
     def _whole(self, head: Message, tree: ObjectTree) -> Message:
@@ -792,7 +779,7 @@ class FlowerClient:
         except RunNotRunningException:
             log.info("the server's run is over; waiting for the next")
         except httpx.HTTPError as error:
-            raise self._lost(error) from error
+            raise why(self.address, error) from error
 
 
 def check_order(about: Metadata, node: int) -> None:
