@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fedgradnorm._client import Client
 from fedgradnorm._engines import Engine
 from fedgradnorm._errors import RunFolderError
 from fedgradnorm._round.settings import Settings
@@ -32,8 +31,8 @@ log = logging.getLogger("fedgradnorm")
 class Present:
     """What a client has now: its own state, and the network that it was sent."""
 
-    def __init__(self, client: Client, engine: Engine) -> None:
-        self.clients, self.name, self.engine = [client], client.name, engine
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name, self.engine = name, engine
         self.shared = engine.network.vector.detach().clone()
 
     def validate(self) -> dict[str, dict[str, float]]:

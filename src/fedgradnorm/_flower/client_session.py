@@ -94,7 +94,7 @@ class ClientSession:
             plan = plan_of(client, how, batch)
             self.ledger = ClientLedger(folder, client.name, client.privacy, lambda: plan)
         self.like = self.engine.network.vector.detach().cpu().clone()
-        self.present = Present(client, self.engine)
+        self.present = Present(client.name, self.engine)
         self.initial = self.present.row()
         self.group = {"own": "", "task": client.shared_task, "all": ALL}[settings.heads]
         self.like_head: Tensor | None = None

@@ -7,21 +7,30 @@ A client here is one resident process that keeps its data, its network and its s
 the SuperLink opens nothing but the clients' own interface. Flower has no public way to do either,
 so these internals are used:
 
-==============================================  ===================================================
-``superlink.main``, ``superlink.cli``           the SuperLink's web application, behind the request
-                                                filter and with our connections (:func:`main`)
-``superlink.routers.fleet.node_auth``           checks a request's signature before its body is
-                                                read (:class:`Fleet`)
-``supercore.protobuf.translation``, ``proto``   reads a request as the SuperLink will, to check that
-                                                a client answers for itself alone
-``supercore.control``, ``supercore.runtime``,   registers keys, starts a run and fetches answers
-``superlink.grid``                              client by client; ``Grid.pull_messages`` waits for
-                                                all parts of all of them (:class:`FlowerServer`)
-``supercore.inflatable``                        puts a message together from parts that a client
-                                                sent, within our limits
-``supernode.fleet_http_connection``             the node's connection, without the process that
-                                                runs the server's program (:class:`FlowerClient`)
-==============================================  ===================================================
+===============================================  ==================================================
+``superlink.main``, ``superlink.cli``,           the SuperLink's web application, behind the
+``supercore.app_utils``                          request filter and with our connections; it ends
+                                                 with the server's process (:func:`main`)
+``superlink.routers.fleet.node_auth``            checks a request's signature before its body is
+                                                 read (:class:`Fleet`)
+``supercore.protobuf.translation``, ``proto``    reads a request as the SuperLink will, to check
+                                                 that a client answers for itself alone
+``supercore.control``, ``supercore.runtime``,    registers keys, starts a run and fetches answers
+``superlink.grid``, ``supercore.interceptors``   client by client; ``Grid.pull_messages`` waits for
+                                                 all parts of all of them (:class:`FlowerServer`)
+``cli.build``, ``supercore.fab``,                what a run of Flower's must have to be started: a
+``common.serde``, ``supercore.heartbeat``,       program, here an empty one, and the heartbeat of
+``supercore.task_identity``                      the task that sends its messages
+``supercore.inflatable``                         puts a message together from parts that a client
+                                                 sent, within our limits
+``supernode.fleet_http_connection``,             the node's connection, without the process that
+``supernode.fleet_http_client``,                 runs the server's program, and whether the node is
+``supernode.node_auth_http_interceptor``,        let in (:class:`FlowerClient`)
+``supercore.primitives``
+``supercore.retry``, ``supercore.error``,        how often a request is repeated, and what Flower
+``supercore.run``, ``supercore.constant``,       raises and calls things
+``common.constant``
+===============================================  ==================================================
 
 Of the public interface (``flwr.app``) it uses messages, records and arrays. A message of ours is
 one array of bytes, so Flower sends it in pieces of ``CHUNK`` bytes.
@@ -39,12 +48,12 @@ import os
 import time
 from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives import serialization
@@ -409,14 +418,15 @@ class FlowerServer:
         """Let exactly these clients in, by their public keys; all other keys are let in no more."""
         listed = self._answering().nodes_info  # also those that were let in once and are no more
         known = {n.public_key: n.node_id for n in listed if n.status != NodeStatus.UNREGISTERED}
-        for key, node in known.items():
-            if key not in keys.values():
-                self._control.UnregisterNode(UnregisterNodeRequest(node_id=node))
-        for name, key in keys.items():
-            if key not in known:
-                request = RegisterNodeRequest(public_key=key, name=name)
-                known[key] = self._control.RegisterNode(request).node_id
-            self.nodes[name] = known[key]
+        with self._reached():
+            for key, node in known.items():
+                if key not in keys.values():
+                    self._control.UnregisterNode(UnregisterNodeRequest(node_id=node))
+            for name, key in keys.items():
+                if key not in known:
+                    request = RegisterNodeRequest(public_key=key, name=name)
+                    known[key] = self._control.RegisterNode(request).node_id
+                self.nodes[name] = known[key]
 
     def _answering(self) -> Any:
         """The SuperLink's list of nodes, as soon as it answers."""
@@ -438,6 +448,10 @@ class FlowerServer:
 
     def start(self) -> None:
         """Begin a run of Flower's; messages travel within it."""
+        with self._reached():
+            self._start()
+
+    def _start(self) -> None:
         fab, _ = build_fab_from_files({"pyproject.toml": _APP})
         packed = fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
         run = self._control.StartRun(StartRunRequest(fab=packed)).run_id
@@ -471,16 +485,14 @@ class FlowerServer:
 
     def connected(self) -> list[str]:
         """The registered clients that are connected."""
-        try:
+        with self._reached():
             here = set(self._running.get_node_ids())
-        except LOSSES as error:
-            raise self._lost(error) from error
         return [name for name, node in self.nodes.items() if node in here]
 
     def send(self, client: str, message: bytes, room: int, seconds: float) -> None:
         """Put an order where the client looks for orders; see ``ServerTransport``."""
         now = time.monotonic()
-        try:
+        with self._reached():
             if self._here is None:
                 self._here = set(self._running.get_node_ids())
             node = self.nodes.get(client, -1)
@@ -491,26 +503,23 @@ class FlowerServer:
             for key in self._running.push_messages([order]):
                 if key:
                     self._expected.append(Incoming(client, node, key, Limits(room), now))
-        except LOSSES as error:
-            raise self._lost(error) from error
 
     def collect(self, deadline: float) -> Iterator[Reply]:
         """Replies as they come; see ``ServerTransport``."""
         expected, self._expected, self._here = self._expected, [], None
         yield from (one for one in expected if isinstance(one, Reply))
         waiting = [one for one in expected if isinstance(one, Incoming)]
-        try:
+        with self._reached():
             yield from collect(waiting, Store(self._running), deadline)
-        except LOSSES as error:
-            raise self._lost(error) from error
 
-    def _lost(self, error: BaseException) -> TrainingError:
-        """Why the SuperLink does not answer, as far as it can be known."""
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """A TrainingError where the SuperLink does not answer: why, as far as it can be known."""
         try:
+            yield
+        except LOSSES as error:
             self.link.check()
-        except TrainingError as ended:
-            return ended
-        return TrainingError(f"{LOST}: {error or type(error).__name__}")
+            raise TrainingError(f"{LOST}: {error or type(error).__name__}") from error
 
     @property
     def _running(self) -> _Grid:
@@ -530,19 +539,6 @@ class FlowerServer:
                 log.info("the SuperLink was not told that the run is over: %s", error)
             self._grid.close()
         self._control.close()
-
-
-class Source(Protocol):
-    """Where answers lie until they are taken."""
-
-    def tree(self, asked: str) -> ObjectTree | None:
-        """The parts of the answer to an order, or None while there is none."""
-
-    def part(self, name: str) -> bytes | None:
-        """One part, None while it is not there; refused if it never will be."""
-
-    def forget(self, root: str) -> None:
-        """Let a message go: it was taken, or is given up."""
 
 
 class Store:
@@ -603,7 +599,7 @@ class Incoming:
     missing: list[str] = field(default_factory=list)
     parts: dict[str, bytes] = field(default_factory=dict)
 
-    def take(self, source: Source) -> Message | None:
+    def take(self, source: Store) -> Message | None:
         """The whole answer, or None while some of it is not there; never waits.
 
         An error is a text of the client, or of Flower in its place; who says it changes nothing.
@@ -629,7 +625,7 @@ class Incoming:
                 raise Refused("its message answers to an order that it was not given")
         return message
 
-    def content(self, source: Source) -> Content | None:
+    def content(self, source: Store) -> Content | None:
         """The answer, or why it is refused, or the client's own word for what went wrong.
 
         Nothing else of it is held from here on. The error is a new one, for the frames that it was
@@ -653,7 +649,7 @@ class Incoming:
         return found
 
 
-def collect(expected: Iterable[Incoming], source: Source, deadline: float) -> Iterator[Reply]:
+def collect(expected: Iterable[Incoming], source: Store, deadline: float) -> Iterator[Reply]:
     """Each client's reply as soon as it is whole; nobody is waited for beyond ``deadline``.
 
     Then each is looked at once more: an answer that lies there is used, however long the others'
