@@ -43,6 +43,7 @@ TESTS = {
     "a network that makes": [
         (ATTACKS, "test_sa11_a_client_that_cannot_train_is_not_told_from_others")
     ],
+    "a colluder that copies": [(HOSTILE, "test_a_public_key_that_was_copied_cancels_no_mask")],
     "an invented client": [
         (HOSTILE, "test_keys_that_were_invented_swapped_repeated_or_left_out"),
         (ATTACKS, "test_sa8_a_key_is_only_where_it_was_made"),
