@@ -26,6 +26,9 @@ TESTS = {
         (ATTACKS, "test_sa3_two_attempts_opened_before_either_is_summed"),
     ],
     "the same network": [(ATTACKS, "test_sa4_the_same_network_under_the_next_rounds_number")],
+    "a network that hardly": [
+        (ATTACKS, "test_sa4_a_network_that_hardly_moved_from_the_state_before_it")
+    ],
     "the same round": [
         (ATTACKS, "test_sa5_the_same_round_over_other_clients"),
         (STATES, "test_the_machine_can_reach_a_sum"),

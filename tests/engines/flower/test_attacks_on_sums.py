@@ -113,9 +113,23 @@ def test_sa4_the_same_network_under_the_next_rounds_number(server):
     with pytest.raises(Said, match="the server leaves out sums of earlier rounds"):
         server.round(OTHERS, number=1)
     again = {"told": known["told"], "since": [known["sums0"].digest]}
-    for given, state in ((again, 0), ({"told": known["told"]}, 1)):
-        with pytest.raises(Said, match="round 1 has the network of round 0"):
+    for given, state, words in (
+        (again, 0, "round 1 begins from the state before round 0"),
+        ({"told": known["told"]}, 1, "round 1 has the network of round 0"),
+    ):
+        with pytest.raises(Said, match=words):
             server.round(OTHERS, number=1, given=given, state=state)
+
+
+def test_sa4_a_network_that_hardly_moved_from_the_state_before_it(secret, server):
+    """The victim is lost in the second round: the difference was its update to nine digits."""
+    known = after_a_round(server)
+    give = {"told": known["told"], "since": [known["sums0"].digest]}
+    with pytest.raises(Said, match="from the state before round 0, whose sum was seen"):
+        server.round(OTHERS, number=1, shared=server.first + 1e-7, given=give)
+    give = {"told": known["told"], "chain": chained("", [known["sums0"].digest])}
+    at, _ = server.round(OTHERS, number=1, shared=server.first + 1e-7, given=give, state=1)
+    assert len(at.inputs) == 4  # from the state after it
 
 
 def test_sa5_the_same_round_over_other_clients(server):
