@@ -394,10 +394,10 @@ class Counting(nn.Module):
 
 
 class Branching(nn.Module):
-    """A layer that cannot be mapped: what it does depends on a number."""
+    """A layer that cannot be mapped: what it does with a row depends on a number."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x if float(x.sum().detach()) > 0 else 2 * x
+        return torch.stack([row if float(row.sum().detach()) > 0 else 2 * row for row in x])
 
 
 def test_a_layer_that_remembers_rows_is_refused_and_one_that_cannot_be_mapped_takes_turns() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -159,12 +160,25 @@ class ClientSession:
         own.settle(order.state_round, dict(zip(self.present.names, order.weights, strict=False)))
         with numerics(self.agreement.settings.precision, self.engine.device):
             if order.kind == "finish":
-                return self._finish(order, best)
+                with self._failing_in_secret("its result"):
+                    self._finish(order, best)
+                return Answer(order.run, order.round, order.state_round)
             if first:
-                own.add(0, self._evaluations(order.round, kept=best is not None))
+                with self._failing_in_secret("its evaluations"):
+                    own.add(0, self._evaluations(order.round, kept=best is not None))
             if best is not None and best.is_due(order.round, self.every):
                 best.judge(order.round)
             return self._train(order, slots)
+
+    @contextmanager
+    def _failing_in_secret(self, what: str) -> Iterator[None]:
+        """Where others must not learn of it, only the client's own log says what failed."""
+        try:
+            yield
+        except Exception as error:
+            if self.ledger is None and self.agreement.private is None:
+                raise
+            log.error("%s failed: %s", what, error, exc_info=True)
 
     def _best_of(self, run: str) -> BestState | None:
         """What is kept of this run so far; None where the last state will do."""
@@ -243,7 +257,7 @@ class ClientSession:
     def _who(self, name: str) -> str:
         return f"{name}: " if self.tasks else ""
 
-    def _finish(self, order: Order, best: BestState | None) -> Answer:
+    def _finish(self, order: Order, best: BestState | None) -> None:
         """Keep the best or the finished network with this client's head, tuned if it is to be.
 
         What is kept can be loaded like any run. None of it leaves this machine.
@@ -260,7 +274,6 @@ class ClientSession:
         place = run.save(self.folder / order.run / RESULT)
         self.result = Path(place)
         log.info("finished: network and head in %s", place)
-        return Answer(order.run, order.round, order.state_round)
 
     def _network(self, vector: Tensor) -> nn.Module:
         """The network with these numbers, as a module of its own."""

@@ -153,9 +153,7 @@ class PrivateGradients:
         x, y = self._batch(step)
         heads, network = self._load(networks, row), self._network.module
         if not shared:
-            with torch.no_grad():
-                features = network(x) if len(x) else x
-            gradient, _ = self._gradient("head", step, heads, None, features, y)
+            gradient, _ = self._gradient("head", step, heads, *self._features(x), y)
             return networks.new_zeros(1), None, gradient[None]
         parameters = {f"network.{n}": v[0] for n, v in self._shared.views(networks).items()}
         parameters |= heads if own else {}
@@ -165,6 +163,15 @@ class PrivateGradients:
         size = self._shared.size
         own_gradient = gradient[None, size:] if own else None
         return _one(loss).to(networks.device), gradient[None, :size], own_gradient
+
+    @torch.no_grad()
+    def _features(self, x: Tensor) -> tuple[nn.Module | None, Tensor]:
+        """None and the network's features; if they fail for an example, the network and ``x``."""
+        try:
+            return None, self._network.module(x) if len(x) else x
+        except Exception as error:
+            log.warning("client %r: features one by one: %s", self._private.client.name, error)
+            return self._network.module, x
 
     def losses(self, networks: Tensor, row: Row, step: int) -> Tensor:
         """The noisy loss after a step."""
