@@ -15,6 +15,7 @@ from fedgradnorm._masking.liars import proof, proved_liar
 from fedgradnorm._masking.mask_stream import add_mask
 from fedgradnorm._masking.revealed import Revealed
 from fedgradnorm._masking.roster import (
+    Attempt,
     Phase,
     Roster,
     Unsafe,
@@ -142,10 +143,12 @@ def test_keys_that_were_invented_swapped_repeated_or_left_out():
 
 
 def test_what_was_signed_for_another_round_phase_or_attempt_does_not_count():
+    """Nor what was signed for another run or agreement."""
     crowd = Crowd(3)
     message = crowd.members["c00"].keys("1", 0, UPDATE)
     for other in (
-        crowd.attempt("2"), crowd.attempt("1", 1), crowd.attempt("1", 0, Phase.SIGNALS)
+        crowd.attempt("2"), crowd.attempt("1", 1), crowd.attempt("1", 0, Phase.SIGNALS),
+        Attempt("agreed", "again", 0, UPDATE, "1"), Attempt("other", "run", 0, UPDATE, "1"),
     ):  # fmt: skip
         with pytest.raises(Unsafe, match="the signature is not that of 'c00'"):
             crowd.roster.said(other, "keys", message)

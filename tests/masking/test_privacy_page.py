@@ -44,7 +44,8 @@ TESTS = {
     ],
     "a jump to a later": [(ATTACKS, "test_s5_no_round_is_skipped")],
     "a network that makes": [
-        (ATTACKS, "test_sa11_a_client_that_cannot_train_is_not_told_from_others")
+        (ATTACKS, "test_sa11_a_client_that_cannot_train_is_not_told_from_others"),
+        (ATTACKS, "test_sa11_a_client_whose_result_fails_is_not_told_from_others"),
     ],
     "a colluder that copies": [(HOSTILE, "test_a_public_key_that_was_copied_cancels_no_mask")],
     "an invented client": [

@@ -415,6 +415,21 @@ def test_sa11_a_client_that_cannot_train_is_not_told_from_others(method, tmp_pat
     assert [row["round"] for row in rows] == [3]
 
 
+def test_sa11_a_client_whose_result_fails_is_not_told_from_others(tmp_path, caplog):
+    """The last order may have any network, and can be repeated: it answers nothing about data."""
+    secret = Secret(tmp_path, rounds=1)
+    secret.run()
+
+    def failing(*_):
+        raise RuntimeError("a secret of column income")
+
+    secret.exchange.participants[VICTIM].client.engine.evaluate = failing
+    assert secret.server.finish() == NAMES
+    assert secret.server.refused == dict.fromkeys(NAMES, 0)
+    said = [r for r in caplog.records if "income" in r.getMessage()]
+    assert {record.module for record in said} == {"client_session"}
+
+
 def test_a_client_that_deals_wrong_shares_is_named_and_the_round_goes_on(tmp_path):
     """Shares were shown already when that is found out: the others see the proof, and go on."""
     from fedgradnorm._masking import shamir
