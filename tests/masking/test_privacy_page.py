@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+from fedgradnorm._masking.ring import FRACTION
 from fedgradnorm._masking.roster import least_shown, threshold
 
 ROOT = Path(__file__).parents[2]
@@ -108,3 +109,4 @@ def test_the_numbers_of_the_threat_model_are_those_of_the_program() -> None:
         t, all_t = threshold(m, c), threshold(n, c)
         expected = [m, f"{t}, {all_t}", f"{m - t}, {n - all_t}", t - c]
         assert row[2:] == list(map(str, expected)), expected
+    assert f"rounded to a grid of 2^-{FRACTION}," in PAGE

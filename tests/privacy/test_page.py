@@ -28,6 +28,7 @@ TESTS = {
     "First losses": [(ATTACKS, "test_dp3"), (ATTACKS, "test_an_answer_that_was_charged")],
     "A crash": [(ATTACKS, "test_a_kill_in_the_middle"), (ATTACKS, "test_an_answer_that_was_c")],
     "A deleted": [(ATTACKS, "test_dp10")],
+    "A custom loss": [(ROUND, "test_a_custom_loss_sees_one_example")],
     "An example that": [
         (ATTACKS, "test_dp8_a_client_whose_numbers_overflow"),
         (ATTACKS, "test_dp8_an_example_that_raises"),

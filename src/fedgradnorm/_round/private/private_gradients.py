@@ -253,16 +253,19 @@ class PrivateGradients:
 
     @torch.no_grad()
     def _losses(self, x: Tensor, y: Tensor) -> float:
-        """The sum of the examples' clipped losses, with network and head as they are."""
+        """The sum of the examples' clipped losses, with network and head as they are.
+
+        A custom loss sees one example at a time: it may make each loss of all examples.
+        """
         if not len(x):
             return 0.0
-        bound = self._private.bound
+        bound, losses = self._private.bound, torch.zeros(())
         try:
-            losses = self._task.losses(predict(self._network.module, self._head, x), y)
+            if not self._task.has_own_loss:
+                losses = self._task.losses(predict(self._network.module, self._head, x), y)
         except Exception as error:
             log.warning("client %r: losses one by one: %s", self._private.client.name, error)
-            losses = torch.zeros(())
-        if losses.ndim == 0:  # a loss that joins examples, or fails for one of them
+        if losses.ndim == 0:
             pairs = zip(x.split(1), y.split(1), strict=True)
             losses = torch.stack([self._loss(*pair) for pair in pairs])
         return float(clipped_losses(losses, bound).sum())
