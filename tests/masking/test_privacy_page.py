@@ -16,6 +16,7 @@ STATES, KEYS = "masking/test_one_sum_per_state.py", "masking/test_keys.py"
 OPERATIONS, ASKED = "engines/flower/test_operations.py", "engines/flower/test_attendance.py"
 
 TESTS = {
+    "an order of a plain": [(ATTACKS, "test_an_order_of_a_plain_federation_gets_no_answer")],
     "two lists of survivors": [
         (ATTACKS, "test_sa1_two_lists_of_survivors"),
         (HOSTILE, "test_a_client_shows_both_shares_of_nobody"),

@@ -26,6 +26,8 @@ from fedgradnorm._flower.attendance import Patience, Rules
 from fedgradnorm._flower.private.network_check import NetworkBound
 from fedgradnorm._flower.private.private_terms import PrivateTerms
 from fedgradnorm._flower.private.verified_sums import chained, sums_of, told, usable, verified
+from fedgradnorm._flower.wire.messages import Order
+from fedgradnorm._flower.wire.transport import Exchange, InMemory
 from fedgradnorm._masking.roster import Unsafe, make_key
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.layout import SIGNING
@@ -383,6 +385,16 @@ def test_a_coefficient_that_is_a_lie_ends_nothing(lie, tmp_path):
     bound = NetworkBound(secret.settings).reach(0, 3)[1]
     first = Hostile(Secret(tmp_path / "other", rounds=3)).first
     assert float((network - first).abs().max()) < bound
+
+
+@pytest.mark.parametrize("kind", ["train", "finish"])
+def test_an_order_of_a_plain_federation_gets_no_answer(kind, secret, server):
+    """It would show the client's own update."""
+    order = Order(kind, "r1", server.agreement, 0, 0, server.first)
+    respond = secret.exchange.participants[VICTIM].respond
+    reply = Exchange(InMemory({VICTIM: respond})).ask({VICTIM: order}, 60.0)[VICTIM]
+    assert "asks for a plain answer: it would see this client's own update" in str(reply)
+    assert not list((secret.folder / VICTIM).glob("r1/*"))
 
 
 @pytest.mark.parametrize("method", [fgn.GradNorm, lambda: fgn.GradNorm(rule="direct")])
