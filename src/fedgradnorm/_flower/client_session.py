@@ -164,8 +164,7 @@ class ClientSession:
                     self._finish(order, best)
                 return Answer(order.run, order.round, order.state_round)
             if first:
-                with self._failing_in_secret("its evaluations"):
-                    own.add(0, self._evaluations(order.round, kept=best is not None))
+                own.add(0, self._evaluations(order.round, kept=best is not None))
             if best is not None and best.is_due(order.round, self.every):
                 best.judge(order.round)
             return self._train(order, slots)
@@ -326,8 +325,11 @@ class ClientSession:
     def _evaluations(self, number: int, kept: bool = False) -> list[Row]:
         """What the network that was sent does on each split; ``kept`` has the validation split."""
         shared, splits = self.present.shared, [s for s in SPLITS if not (kept and s == VALIDATION)]
-        tables = {split: self.engine.evaluate(shared, split) for split in splits}
-        return [row for split, table in tables.items() for row in _evaluated(number, split, table)]
+        rows = list[Row]()
+        for split in splits:
+            with self._failing_in_secret(f"the evaluation of its {split} examples"):
+                rows += _evaluated(number, split, self.engine.evaluate(shared, split))
+        return rows
 
 
 def batch_row(number: int, name: str, values: Mapping[str, float]) -> Row:

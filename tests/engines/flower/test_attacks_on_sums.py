@@ -437,6 +437,7 @@ def test_sa11_a_client_whose_result_fails_is_not_told_from_others(tmp_path, capl
 
     secret.exchange.participants[VICTIM].client.engine.evaluate = failing
     assert secret.server.finish() == NAMES
+    assert secret.exchange.participants[VICTIM].result is not None  # without that evaluation
     assert secret.server.refused == dict.fromkeys(NAMES, 0)
     said = [r for r in caplog.records if "income" in r.getMessage()]
     assert {record.module for record in said} == {"client_session"}
