@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -143,12 +144,24 @@ class ClientSession:
         own.settle(order.state_round, order.weight)
         with numerics(self.agreement.settings.precision, self.engine.device):
             if order.kind == "finish":
-                return self._finish(order, best)
+                with self._failing_in_secret("its result"):
+                    self._finish(order, best)
+                return Answer(order.run, order.round, order.state_round)
             if first:
                 own.add(0, self._evaluations(order.round, kept=best is not None))
             if best is not None and best.is_due(order.round, self.every):
                 best.judge(order.round)
             return self._train(order, slots)
+
+    @contextmanager
+    def _failing_in_secret(self, what: str) -> Iterator[None]:
+        """Where others must not learn of it, only the client's own log says what failed."""
+        try:
+            yield
+        except Exception as error:
+            if self.ledger is None and self.agreement.private is None:
+                raise
+            log.error("%s failed: %s", what, error, exc_info=True)
 
     def _best_of(self, run: str) -> BestState | None:
         """What is kept of this run so far; None where the last state will do."""
@@ -205,7 +218,7 @@ class ClientSession:
         epsilon = ledger.charge(order.run, order.round, first)
         return f", epsilon {epsilon:.3g} of {ledger.terms.epsilon:g}"
 
-    def _finish(self, order: Order, best: BestState | None) -> Answer:
+    def _finish(self, order: Order, best: BestState | None) -> None:
         """Keep the best or the finished network with this client's head, tuned if it is to be.
 
         What is kept can be loaded like any run. None of it leaves this machine.
@@ -222,7 +235,6 @@ class ClientSession:
         place = run.save(self.folder / order.run / RESULT)
         self.result = Path(place)
         log.info("finished: network and head in %s", place)
-        return Answer(order.run, order.round, order.state_round)
 
     def _network(self, vector: Tensor) -> nn.Module:
         """The network with these numbers, as a module of its own."""
@@ -272,8 +284,11 @@ class ClientSession:
     def _evaluations(self, number: int, kept: bool = False) -> list[Row]:
         """What the network that was sent does on each split; ``kept`` has the validation split."""
         shared, splits = self.present.shared, [s for s in SPLITS if not (kept and s == VALIDATION)]
-        tables = {split: self.engine.evaluate(shared, split) for split in splits}
-        return [row for split, table in tables.items() for row in _evaluated(number, split, table)]
+        rows = list[Row]()
+        for split in splits:
+            with self._failing_in_secret(f"the evaluation of its {split} examples"):
+                rows += _evaluated(number, split, self.engine.evaluate(shared, split))
+        return rows
 
 
 def batch_row(number: int, name: str, values: Mapping[str, float]) -> Row:

@@ -257,6 +257,12 @@ class SecureSumClient:
         if self.bound is not None:
             known = kept["shared"] if kept else self._first_network
             self.bound.check(order.shared, known, max(before, 0), order.round)
+            seen = kept and self.revealed.seen(kept["network"], Phase.UPDATE)
+            if seen and order.state_round <= kept["state_round"]:
+                raise Unsafe(
+                    f"round {order.round} begins from the state before round {before}, whose sum "
+                    "was seen: the difference of the two would show single clients"
+                )
         plain = Order(
             "train", order.run, order.digest, order.round, order.state_round, order.shared
         )
