@@ -42,7 +42,7 @@ NETWORKS = {
 # What a process is called in the table, and how its command line is told.
 ROLES = {
     "server": r"fedgradnorm serve ",
-    "SuperLink": r"engines\.flower\.link",
+    "SuperLink": r"fedgradnorm\._flower\.wire\.flower",
     "client": r"fedgradnorm join .*--once",
     "client's keeper": r"fedgradnorm join (?!.*--once)",
 }

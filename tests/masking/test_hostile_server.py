@@ -8,20 +8,26 @@ import json
 import numpy as np
 import pytest
 
+from fedgradnorm._masking import shamir
+from fedgradnorm._masking.attempt_keys import SEED, derived
 from fedgradnorm._masking.gathering import Gathering
 from fedgradnorm._masking.liars import proof, proved_liar
+from fedgradnorm._masking.mask_stream import add_mask
 from fedgradnorm._masking.revealed import Revealed
 from fedgradnorm._masking.roster import (
+    Attempt,
     Phase,
     Roster,
     Unsafe,
     digest,
+    from_text,
     least_shown,
+    names_digest,
     threshold,
     to_text,
 )
 from fedgradnorm._masking.session import NEXT, Session, Step
-from fedgradnorm._masking.subject import Subject
+from fedgradnorm._masking.subject import Subject, mask_label
 from masking.crowd import SUBJECT, UPDATE, Crowd, people
 
 OTHER = Subject("another-network")
@@ -137,10 +143,12 @@ def test_keys_that_were_invented_swapped_repeated_or_left_out():
 
 
 def test_what_was_signed_for_another_round_phase_or_attempt_does_not_count():
+    """Nor what was signed for another run or agreement."""
     crowd = Crowd(3)
     message = crowd.members["c00"].keys("1", 0, UPDATE)
     for other in (
-        crowd.attempt("2"), crowd.attempt("1", 1), crowd.attempt("1", 0, Phase.SIGNALS)
+        crowd.attempt("2"), crowd.attempt("1", 1), crowd.attempt("1", 0, Phase.SIGNALS),
+        Attempt("agreed", "again", 0, UPDATE, "1"), Attempt("other", "run", 0, UPDATE, "1"),
     ):  # fmt: skip
         with pytest.raises(Unsafe, match="the signature is not that of 'c00'"):
             crowd.roster.said(other, "keys", message)
@@ -382,6 +390,37 @@ def test_letters_that_cannot_be_read_cost_a_share_and_name_their_writer():
     assert at.complaints() == {"c00": "3 clients cannot read it"}
     assert at.unreadable() == ["c00"]  # 4 of 7 have a share of it, 5 are needed
     at.letters["c00"]["sealed"]["c01"] = "?"
+
+
+@pytest.mark.parametrize("changed", [0x00, 0x80])
+def test_a_public_key_that_was_copied_cancels_no_mask(changed):
+    """S2, by a server and one colluder of three: c02 shows the public key of c00 as its own.
+
+    If a mask depended on keys alone, c01 would add its mask with c00 and subtract the same one for
+    c02. Only its own mask would be left, for which all show shares. X25519 ignores the top bit of a
+    public key, so comparing keys would not be enough.
+    """
+    crowd = Crowd(3, colluders=1)
+    at, keys = crowd.gathering(), {n: crowd.members[n].keys("1", 0, UPDATE) for n in crowd.names}
+    copied = bytearray(from_text(keys["c00"]["body"]["masks"]))
+    copied[31] ^= changed
+    body = {**keys["c02"]["body"], "masks": to_text(bytes(copied))}
+    keys["c02"] = crowd.signers["c02"].sign(crowd.attempt(), "keys", body)
+    crowd.members["c02"].state["attempts"]["1"]["said"] = keys["c02"]
+    for name in crowd.names:
+        at.add_keys(name, keys[name])
+    for name in crowd.names:
+        at.add_letters(name, crowd.members[name].letters("1", at.shown_keys()))
+    at.close_letters()
+    message, rest = {name: crowd.input(name, at) for name in crowd.names}["c01"]
+    shown = [crowd.members[name].reveal("1", crowd.names)["body"]["own"] for name in crowd.names]
+    shares = {place: from_text(own["c01"]) for place, own in enumerate(shown, start=1)}
+    about = (digest(at.public), names_digest(at.cohort), names_digest(at.givers), SUBJECT.facts())
+    own = derived(shamir.join(shares, SEED), "own", mask_label(at.attempt, *about))
+    front = np.frombuffer(from_text(message["body"]["numbers"]), dtype="<u8")
+    found = np.concatenate([front, rest])
+    add_mask(found, own, -1)
+    assert not (found == crowd.values["c01"]).any()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from fedgradnorm._masking import shamir
+from fedgradnorm._masking.attempt_keys import derived
 from fedgradnorm._masking.gathering import TooFew
 from fedgradnorm._masking.mask_stream import CHUNK, add_mask
 from fedgradnorm._masking.ring import (
@@ -25,8 +26,8 @@ from fedgradnorm._masking.ring import (
     unpack_numbers,
     unpack_vector,
 )
-from fedgradnorm._masking.roster import least_shown, threshold
-from fedgradnorm._masking.subject import Subject
+from fedgradnorm._masking.roster import digest, from_text, least_shown, names_digest, threshold
+from fedgradnorm._masking.subject import Subject, mask_label
 from masking.crowd import STEPS, Crowd
 
 
@@ -85,14 +86,20 @@ def test_one_mask_is_another_for_another_attempt_or_thing():
 
 
 def test_clients_that_are_told_different_things_add_up_to_chance():
+    """S3: a hostile server adds them up all the same, and has everybody's own mask."""
     crowd = Crowd(4, size=1000)
-    at = crowd.prepared()
-    total = np.zeros(1000, dtype=np.uint64)
+    at, total = crowd.prepared(), np.zeros(1002, dtype=np.uint64)
+    about = (digest(at.public), names_digest(at.cohort), names_digest(at.givers))
     for name in crowd.names:
-        _, rest = crowd.input(name, at, Subject("one" if name < "c02" else "other"))
-        total = total + rest
-    revealed = [crowd.members[n].state["attempts"]["1"]["secret"]["own"] for n in crowd.names]
-    assert len(set(revealed)) == 4
+        own = from_text(crowd.members[name].state["attempts"]["1"]["secret"]["own"])
+        subject = Subject("one" if name < "c02" else "other")
+        message, rest = crowd.input(name, at, subject)
+        front = np.frombuffer(from_text(message["body"]["numbers"]), dtype="<u8")
+        words = np.concatenate([front, rest])
+        label = mask_label(at.attempt, *about, subject.facts())
+        add_mask(words, derived(own, "own", label), -1)
+        total = total + words
+    assert not (total == crowd.plain(crowd.names)).any()
     assert chisquare(np.bincount(total.view(np.uint8), minlength=256)).pvalue > 1e-6
 
 

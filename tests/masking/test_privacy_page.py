@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+from fedgradnorm._masking.ring import FRACTION
 from fedgradnorm._masking.roster import least_shown, threshold
 
 ROOT = Path(__file__).parents[2]
@@ -15,6 +16,7 @@ STATES, KEYS = "masking/test_one_sum_per_state.py", "masking/test_keys.py"
 OPERATIONS, ASKED = "engines/flower/test_operations.py", "engines/flower/test_attendance.py"
 
 TESTS = {
+    "an order of a plain": [(ATTACKS, "test_an_order_of_a_plain_federation_gets_no_answer")],
     "two lists of survivors": [
         (ATTACKS, "test_sa1_two_lists_of_survivors"),
         (HOSTILE, "test_a_client_shows_both_shares_of_nobody"),
@@ -26,6 +28,9 @@ TESTS = {
         (ATTACKS, "test_sa3_two_attempts_opened_before_either_is_summed"),
     ],
     "the same network": [(ATTACKS, "test_sa4_the_same_network_under_the_next_rounds_number")],
+    "a network that hardly": [
+        (ATTACKS, "test_sa4_a_network_that_hardly_moved_from_the_state_before_it")
+    ],
     "the same round": [
         (ATTACKS, "test_sa5_the_same_round_over_other_clients"),
         (STATES, "test_the_machine_can_reach_a_sum"),
@@ -41,8 +46,10 @@ TESTS = {
     ],
     "a jump to a later": [(ATTACKS, "test_s5_no_round_is_skipped")],
     "a network that makes": [
-        (ATTACKS, "test_sa11_a_client_that_cannot_train_is_not_told_from_others")
+        (ATTACKS, "test_sa11_a_client_that_cannot_train_is_not_told_from_others"),
+        (ATTACKS, "test_sa11_a_client_whose_result_fails_is_not_told_from_others"),
     ],
+    "a colluder that copies": [(HOSTILE, "test_a_public_key_that_was_copied_cancels_no_mask")],
     "an invented client": [
         (HOSTILE, "test_keys_that_were_invented_swapped_repeated_or_left_out"),
         (ATTACKS, "test_sa8_a_key_is_only_where_it_was_made"),
@@ -103,3 +110,4 @@ def test_the_numbers_of_the_threat_model_are_those_of_the_program() -> None:
         t, all_t = threshold(m, c), threshold(n, c)
         expected = [m, f"{t}, {all_t}", f"{m - t}, {n - all_t}", t - c]
         assert row[2:] == list(map(str, expected)), expected
+    assert f"rounded to a grid of 2^-{FRACTION}," in PAGE

@@ -42,14 +42,15 @@ class Hostile:
 
     def __init__(self, folder: Path, rows: slice = slice(None), **terms: Any) -> None:
         self.folder, self.rows, self.batch_size = folder, rows, terms.pop("batch_size", None)
+        self.make, self.head_steps = terms.pop("make", network), terms.pop("head_steps", 0)
         self.terms = {"epsilon": 3.0, "delta": DELTA, "loss_share": 0.1, **terms}
         self.start()
 
     def start(self) -> None:
         """The client's process, anew from its files."""
-        options = {"rounds": 6, "batch_size": self.batch_size, "head_steps": 0}
-        rule = fgn.GradNorm(rule="direct")
-        self.together = Together(self.folder, rule, network, clients=self._clients, **options)
+        options = {"rounds": 6, "batch_size": self.batch_size}
+        options["head_steps"], rule = self.head_steps, fgn.GradNorm(rule="direct")
+        self.together = Together(self.folder, rule, self.make, clients=self._clients, **options)
         self.client = self.together.exchange.participants["corner"]
 
     def _clients(self) -> Sequence[fgn.Client]:
@@ -58,8 +59,11 @@ class Hostile:
 
     def ask(self, run: str = "run", number: int = 0, state: int = 0, moved: float = 0.0) -> Answer:
         """The answer to an order of round ``number``, with a network ``moved`` from the first."""
+        return self.client.answer(self.order(run, number, state, moved))
+
+    def order(self, run: str = "run", number: int = 0, state: int = 0, moved: float = 0.0) -> Order:
         shared = self.together.server.server.shared.data + moved
-        return self.client.answer(Order("train", run, "agreed", number, state, shared))
+        return Order("train", run, "agreed", number, state, shared)
 
     @property
     def charges(self) -> list[dict[str, Any]]:

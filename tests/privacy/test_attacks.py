@@ -18,7 +18,8 @@ from torch import nn
 import fedgradnorm as fgn
 import toys
 from data.small_tables import client_from_files
-from fedgradnorm._flower.wire.messages import Refused
+from fedgradnorm._flower.audit import Audit
+from fedgradnorm._flower.wire.messages import Order, Refused
 from fedgradnorm._privacy.noise import Noise
 from fedgradnorm._privacy.per_example import RowGradients
 from fedgradnorm._runs.layout import LEDGER, LEDGER_SEEN
@@ -189,6 +190,41 @@ def test_dp6_dropout_from_a_public_seed_is_refused(layer: nn.Module, words: str)
     train([client], lambda: nn.Sequential(network(), nn.Dropout(0.0)))
 
 
+class Seldom(nn.Module):
+    """Doubles everything in one batch of a thousand: all examples' gradients depend on the draw."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x if torch.rand(()) < 1e-3 else x
+
+
+class Centered(nn.Module):
+    """Subtracts the batch's mean; with ``training`` given, in that mode alone."""
+
+    def __init__(self, training: bool | None = None) -> None:
+        super().__init__()
+        self.only = training
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0) if self.only in (None, self.training) else x
+
+
+def test_dp6_a_layer_that_seldom_draws_is_refused() -> None:
+    client = with_terms(fgn.Client("a", fgn.classification(3), train=examples()))
+    with pytest.raises(fgn.ConfigError, match="network draws at random from a public seed"):
+        train([client], lambda: nn.Sequential(network(), Seldom()))
+
+
+@pytest.mark.parametrize("only", [None, True, False])
+@pytest.mark.parametrize("part", ["network", "head"])
+def test_a_layer_that_mixes_examples_is_refused(only: bool | None, part: str) -> None:
+    """One example would change all others' features and losses, which no clipping bounds."""
+    head = nn.Sequential(Centered(only), nn.Linear(4, 3)) if part == "head" else None
+    client = fgn.Client("a", fgn.classification(3), train=examples(), head=head)
+    layers = [network(), *([Centered(only)] if part == "network" else [])]
+    with pytest.raises(fgn.ConfigError, match=f"the {part} mixes the rows of a batch"):
+        train([with_terms(client)], lambda: nn.Sequential(*layers))
+
+
 @pytest.mark.parametrize("level", ["example", "client"])
 def test_dp7_the_seed_does_not_decide_the_noise(level: str) -> None:
     """Nor batches, nor who is drawn: repeating the run does not repeat any of them."""
@@ -217,6 +253,32 @@ def test_dp8_a_client_whose_numbers_overflow_answers_like_any_other(
     # Four numbers each: a ratio beyond 50 has a chance of about 3e-5.
     assert 0.02 < noise_of(answer).std() / ordinary.std() < 50
     assert len(client.charges) == 2
+
+
+class Strict(nn.Module):
+    """Fails, as many a decomposition does, where the examples are beyond a bound."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x.detach().abs() > 1e6).any()):
+            raise ValueError("a secret of an example")
+        return x
+
+
+@pytest.mark.parametrize("kind", ["train", "finish"])
+@pytest.mark.parametrize("head_steps", [0, 1])
+def test_dp8_a_failure_of_the_network_is_seen_by_nobody(
+    kind: str, head_steps: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would say by name whether an example is beyond the bound, at no cost."""
+    client = Hostile(
+        tmp_path, noise_multiplier=8.0, head_steps=head_steps,
+        make=lambda: nn.Sequential(nn.Linear(toys.FEATURES, 4), Strict()),
+    )  # fmt: skip
+    shared = client.together.server.server.shared.data * 1e9
+    client.client.respond(Order(kind, "run", "agreed", 0, 0, shared).encoded())
+    assert "a secret of an example" in caplog.text
+    if kind == "train":
+        assert len(client.charges) == 1
 
 
 def test_dp8_an_example_that_raises_counts_as_zero() -> None:
@@ -286,11 +348,23 @@ def used_without_one(state: Path) -> None:
         path.unlink()
 
 
+def only_its_history(state: Path) -> None:
+    used_without_one(state)
+    for path in state.glob("*/state-*"):
+        path.unlink()
+
+
+def only_the_audit_log(state: Path) -> None:
+    deleted_with_witness(state)
+    shutil.rmtree(state / "run")
+    Audit(state).add("answered", run="run")
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        deleted, deleted_with_witness, restored, restored_with_witness, edited, foreign, emptied,
-        used_without_one,
+        deleted, deleted_with_witness, only_its_history, only_the_audit_log, restored,
+        restored_with_witness, edited, foreign, emptied, used_without_one,
     ],
 )  # fmt: skip
 def test_dp10_a_ledger_that_is_not_the_last_one_counts_as_spent(
@@ -301,12 +375,13 @@ def test_dp10_a_ledger_that_is_not_the_last_one_counts_as_spent(
     (tmp_path / "copy").mkdir()
     for path in state.glob("privacy*"):
         shutil.copy(path, tmp_path / "copy" / path.name)
-    client.ask(number=1, state=1)
+    client.client.respond(client.order(number=1, state=1).encoded())
     change(state)
     client.start()
-    for run, rounds in (("run", 2), ("another", 0)):
-        with pytest.raises(Refused, match="budget is spent"):
-            client.ask(run, rounds, rounds)
+    with pytest.raises(Refused, match=r"budget is spent|here is that after none"):
+        client.ask("run", 2, 2)
+    with pytest.raises(Refused, match="budget is spent"):
+        client.ask("another")
     assert "counts as spent" in caplog.text
     assert "copy" not in caplog.text  # nobody is told to put one back
 
@@ -351,6 +426,13 @@ def test_an_answer_that_was_charged_but_never_stored_is_charged_again(
     client.ask()
     client.ask()
     assert len(client.charges) == 2
+
+
+def test_seeded_noise_is_charged_to_no_ledger(tmp_path: Path) -> None:
+    """A later run with fresh noise would show its cost as a part of a promise."""
+    client = fgn.Client("a", fgn.classification(3), train=examples())
+    with pytest.raises(fgn.ConfigError, match=r"'seeded' is not private, so .* privacy\.ledger"):
+        with_terms(client, noise="seeded", ledger=str(tmp_path))
 
 
 def test_delta_and_epsilon_have_limits() -> None:

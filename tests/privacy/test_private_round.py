@@ -348,6 +348,25 @@ def test_under_vmap_private_clients_take_turns_and_the_others_do_not() -> None:
     np.testing.assert_allclose(*numbers, rtol=1e-9, atol=1e-10)
 
 
+def test_a_custom_loss_sees_one_example_at_a_time() -> None:
+    """One that makes each loss of all examples would let one example move the sum by all bounds."""
+
+    def joined(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output - target).square().sum().expand(len(output))
+
+    x, _ = rows()
+    y = torch.zeros_like(x[:, :1])
+    y[0] = 1e6
+    terms = fgn.Privacy(3.0, 1e-5, noise_multiplier=2.0, loss_clip=100.0)
+    client = fgn.Client("a", fgn.regression(1, loss=joined), train=(x, y), privacy=terms)
+    engine = engine_of(client)
+    (group,) = engine.table.group(["a"])
+    with_canary, without = (engine._noisy(group, 0, 0)._losses(*part) for part in (
+        (x, y), (x[1:], y[1:])
+    ))  # fmt: skip
+    assert with_canary - without == pytest.approx(100.0)
+
+
 def test_losses_that_nobody_reports_are_refused() -> None:
     with pytest.raises(fgn.ConfigError, match="loss_share = 0"):
         fgn.train(network(), [private(loss_share=0.0)], weighting=fgn.weighting.QFFL(), rounds=1)
@@ -394,10 +413,10 @@ class Counting(nn.Module):
 
 
 class Branching(nn.Module):
-    """A layer that cannot be mapped: what it does depends on a number."""
+    """A layer that cannot be mapped: what it does with a row depends on a number."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x if float(x.sum().detach()) > 0 else 2 * x
+        return torch.stack([row if float(row.sum().detach()) > 0 else 2 * row for row in x])
 
 
 def test_a_layer_that_remembers_rows_is_refused_and_one_that_cannot_be_mapped_takes_turns() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fedgradnorm._cli.output import data_bar, err, say
+from fedgradnorm._cli.output import STOPPED, data_bar, err, say
 from fedgradnorm._cli.training_commands import Allow, ConfigFile, Overrides, allowing
 from fedgradnorm._runs.layout import CLIENTS, RESULT, STATE
 
@@ -281,11 +283,14 @@ def join(
     from fedgradnorm._flower.wire import check_installed
 
     check_installed()
+    from fedgradnorm._flower.join import SUPERVISOR, join_once
     from fedgradnorm._flower.join import join as join_until_stopped
-    from fedgradnorm._flower.join import join_once
 
     signal.signal(signal.SIGTERM, _interrupt)
     if once:
+        if SUPERVISOR in os.environ:  # which says that both were stopped
+            for one in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(one, lambda *_: sys.exit(STOPPED))
         join_once(client, say, allow or ())
     else:
         join_until_stopped(client, allow or ())
@@ -302,14 +307,14 @@ def _waiting(missing: list[str], seconds: float) -> None:
 
 
 def _show(done: Coordinator, folder: Path) -> None:
-    """A row per client, or one for each of its tasks, and where the run is."""
+    """A row per client, and where the run is."""
     table = Table("client", "rounds", "weight", "left out", "refused", "bounded", "MB exchanged")
     weights = done.weights()
-    for row, name in done.rows.items():
+    for name in done.names:
         counts = (done.missed[name], done.refused[name], done.bounded[name])
-        weight = f"{weights[row]:.4f}" if row in weights else "-"  # in a private one
+        weight = f"{weights[name]:.4f}" if name in weights else "-"  # in a private one
         numbers = (done.states[name], weight, *counts)
-        table.add_row(row, *map(str, numbers), f"{done.bytes[name] / 1e6:.2f}")
+        table.add_row(name, *map(str, numbers), f"{done.bytes[name] / 1e6:.2f}")
     say(table)
     say(f"run folder: {folder}")
 

@@ -34,6 +34,7 @@ class ApprovedClient:
         self.client, self.agreement, self.path = client, agreement, path
         self.approvals, self.audit = Approvals(state, given.approve), Audit(state)
         self.audit.lines()  # a log that was changed is not continued
+        self.approvals.waiting()  # nor is a damaged file of approvals
         self.audit.add("joined", server=given.server, settings=agreement.digest)
 
     def respond(self, content: bytes) -> bytes:
@@ -68,7 +69,7 @@ class ApprovedClient:
 
     def about(self) -> str:
         """Settings, rounds, what leaves, and epsilon where there is one."""
-        agreement, own = self.agreement, self.client.rows[0].privacy
+        agreement, own = self.agreement, self.client.privacy
         terms = own if own is not None else agreement.settings.client_privacy
         spends = "no privacy budget" if terms is None else f"epsilon at most {terms.epsilon:g}"
         sent = ", ".join(agreement.sent)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fedgradnorm._client import Client
 from fedgradnorm._engines import Engine
 from fedgradnorm._errors import RunFolderError
 from fedgradnorm._round.settings import Settings
@@ -32,17 +31,17 @@ log = logging.getLogger("fedgradnorm")
 class Present:
     """What a client has now: its own state, and the network that it was sent."""
 
-    def __init__(self, rows: Sequence[Client], engine: Engine) -> None:
-        self.clients, self.names, self.engine = list(rows), [row.name for row in rows], engine
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name, self.engine = name, engine
         self.shared = engine.network.vector.detach().clone()
 
     def validate(self) -> dict[str, dict[str, float]]:
-        """Loss and metrics on the validation rows, of each of its tasks that has some."""
+        """Loss and metrics on its validation examples."""
         return self.engine.evaluate(self.shared, VALIDATION)
 
     def state_dict(self) -> dict[str, Any]:
         """Both, as copies."""
-        return {"shared": self.shared.clone(), "client": self.rows()}
+        return {"shared": self.shared.clone(), "client": self.row()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
@@ -52,19 +51,18 @@ class Present:
         self.shared = shared.to(self.engine.device)
         self.load(state["client"])
 
-    def rows(self) -> dict[str, Any]:
-        """The rows of the client's tasks, and in how many rounds it took part."""
-        rows = {name: self.engine.client_state(name) for name in self.names}
-        return {"rounds": max(int(row[ROUNDS]) for row in rows.values()), "rows": rows}
+    def row(self) -> dict[str, Any]:
+        """The client's row, and in how many rounds it took part."""
+        row = self.engine.client_state(self.name)
+        return {"rounds": int(row[ROUNDS]), "row": row}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`rows`."""
-        for name in self.names:
-            self.engine.load_client(name, state["rows"][name])
+        """Restore the state saved by :meth:`row`."""
+        self.engine.load_client(self.name, state["row"])
 
 
 Evaluation = dict[str, dict[str, float]]
-"""Loss and metrics of each of a client's tasks."""
+"""Loss and metrics, under the client's name."""
 
 
 class BestState:

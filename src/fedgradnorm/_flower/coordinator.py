@@ -15,7 +15,6 @@ from fedgradnorm._errors import TrainingError
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.attendance import Attendance, Patience
 from fedgradnorm._flower.group_heads import GroupHeads
-from fedgradnorm._flower.notices import Notices
 from fedgradnorm._flower.wire.messages import (
     Answer,
     Order,
@@ -32,15 +31,17 @@ from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.layout import METRICS
 from fedgradnorm._training.callbacks import Progress
+from fedgradnorm._training.monitor import Monitor
 
 log = logging.getLogger("fedgradnorm")
+
+AWAY = 0.5  # seconds between two looks for clients that went away
 
 
 class Coordinator:
     """The server of one run. It knows of a client: its name, its updates, the agreed scalars.
 
-    Where clients share ``heads``, it knows these too. ``tasks`` are those of clients that have
-    several: such a client sends one answer with a row for each.
+    Where clients share ``heads``, it knows these too.
     """
 
     def __init__(
@@ -52,11 +53,8 @@ class Coordinator:
         patience: Patience,
         norm_layer: Tensor | None = None,
         heads: GroupHeads | None = None,
-        tasks: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.server, self.names, self.agreement = server, names, agreement
-        self.tasks = dict(tasks or {})
-        self.rows = rows_of(names, self.tasks)
         self.exchange, self.patience, self.norm_layer = exchange, patience, norm_layer
         self.heads = heads
         self.run = secrets.token_hex(8)
@@ -65,8 +63,8 @@ class Coordinator:
         self.refused, self.missed = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.bytes, self.bounded = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.sizes: dict[str, float] = {}  # examples that each client first reported
-        self.given: dict[str, Any] = dict.fromkeys(names, ())  # weights after its last round
-        self.notices = Notices(names, list(self.rows), agreement.settings)
+        self.given: dict[str, float | None] = dict.fromkeys(names)  # weight after its last round
+        self.monitor = Monitor(names, agreement.settings)
         self.attendance = Attendance(names, patience.rules)
         self.history = History([])
 
@@ -77,7 +75,7 @@ class Coordinator:
 
     def weights(self) -> dict[str, float]:
         """Each client's weight, as far as the server knows it."""
-        return dict(zip(self.rows, self.server.weighting.weight.tolist(), strict=True))
+        return dict(zip(self.names, self.server.weighting.weight.tolist(), strict=True))
 
     @property
     def epsilon_spent(self) -> float | None:
@@ -86,23 +84,23 @@ class Coordinator:
         return spent
 
     def board(self, connected: Sequence[str]) -> list[dict[str, Any]]:
-        """What ``federation status`` shows of each client, or of each of its tasks."""
+        """What ``federation status`` shows of each client."""
         weights, exchange = self.weights(), self.exchange
         return [
             {
-                "client": row,
+                "client": name,
                 "connected": name in connected,
                 "seen": exchange.seen.get(name),
                 "seconds": exchange.seconds.get(name),
                 "rounds": self.states[name],
-                "weight": weights.get(row),
+                "weight": weights.get(name),
                 "bytes": self.bytes[name],
                 "left_out": self.missed[name],
                 "refused": self.refused[name],
                 "bounded": self.bounded[name],
                 "state": self.attendance.state_of(name, self.round),
             }
-            for row, name in self.rows.items()
+            for name in self.names
         ]
 
     @property
@@ -128,10 +126,24 @@ class Coordinator:
                 "round %d: %d good answers of %d needed (attempt %d of %d)",
                 self.round + 1, len(good), least, attempt, self.patience.attempts,
             )  # fmt: skip
+            if attempt < self.patience.attempts:
+                self._await(drawn, least)
         raise TrainingError(
             f"round {self.round + 1}: {len(good)} good answers, {least} are needed; "
             "look at the clients' logs, then go on with --resume"
         )
+
+    def _await(self, names: Sequence[str], least: int) -> None:
+        """Where too few are connected, wait ``deadline`` seconds at most for others to return."""
+        end, said = time.monotonic() + self.patience.deadline, False
+        while len(missing := set(names).difference(self.exchange.online())) > len(names) - least:
+            if time.monotonic() > end:
+                return
+            if not said:
+                words = "waiting %.0f s at most for %s to connect again"
+                log.warning(words, self.patience.deadline, ", ".join(sorted(missing)))
+            said = True
+            time.sleep(AWAY)
 
     def _asked(self, drawn: list[str]) -> list[str]:
         """Who of those drawn takes part; everybody else who does, where they are all shut out."""
@@ -159,32 +171,32 @@ class Coordinator:
         shared = self.server.shared.data.clone()
         group, head = self.heads.of(name) if self.heads else ("", None)
         about = (kind, self.run, self.agreement.digest, self.round, self.states[name])
-        count = len(self.tasks.get(name, ())) or 1
-        return Order(*about, shared, group, head, updates=count, weights=self.given[name])
+        return Order(*about, shared, group, head, weight=self.given[name])
 
     def _collect(self, orders: Mapping[str, Asking]) -> dict[str, Any]:
         """The answers that can be used; all others are logged and counted."""
         good: dict[str, Any] = {}
-        silent: dict[str, str] = {}
-        refused: dict[str, str] = {}
         found = dict(self.exchange.ask(orders, self.patience.deadline))
         for name, order in orders.items():
             content = found.pop(name, "no answer")  # a large thing, not to be held twice
             if isinstance(content, str):
-                self.missed[name] += 1
-                silent[name] = content
+                self._count(self.missed, name, "client %r left out: %s", content)
                 self.attendance.missed(name, self.round, refused=False)
                 continue
             answer = self._tried(name, content, order)
             if isinstance(answer, str):
-                self.refused[name] += 1
-                refused[name] = answer
+                self._count(self.refused, name, "answer of %r refused: %s", answer)
                 self.attendance.missed(name, self.round, refused=True)
             else:
                 good[name] = answer
                 self._read(name)
-        self.notices.collected(self.round + 1, silent, refused)
         return good
+
+    def _count(self, counts: dict[str, int], name: str, words: str, why: str) -> None:
+        """Count a client's problem; log the first one of its kind."""
+        if not counts[name]:
+            log.warning(f"round %d: {words}", self.round + 1, name, why)
+        counts[name] += 1
 
     def _read(self, name: str) -> None:
         """An answer was read and can be used."""
@@ -202,13 +214,11 @@ class Coordinator:
             return str(error)
 
     def _checked(self, name: str, content: bytes, order: Any) -> Any:
-        tasks, longest = self.tasks.get(name, ()), self.patience.longest
-        answer = decode_answer(content, order, self.agreement.scalars, longest, tasks)
-        if order.kind == "train":
-            for task, (update, scalars) in answer.of_tasks(tasks).items():
-                if self.norm_layer is not None and "grad_norm" in scalars:
-                    check_grad_norm(update, scalars["grad_norm"], self.norm_layer)
-                self._check_size(row_name(name, task), scalars.get("size"))
+        answer = decode_answer(content, order, self.agreement.scalars, self.patience.longest)
+        if answer.update is not None:
+            if self.norm_layer is not None and "grad_norm" in answer.scalars:
+                check_grad_norm(answer.update, answer.scalars["grad_norm"], self.norm_layer)
+            self._check_size(name, answer.scalars.get("size"))
         return answer
 
     def _check_size(self, name: str, said: float | None) -> None:
@@ -219,46 +229,56 @@ class Coordinator:
     def _count_bounded(self, cuts: Sequence[Cut]) -> None:
         """Count the rounds in which a client was bounded; log the first one."""
         for cut in {cut.row: cut for cut in cuts}.values():
-            name = list(self.rows.values())[cut.row]
+            name = self.names[cut.row]
             if not self.bounded[name]:
                 words = "round %d: client %r is bounded: %s; later rounds are only counted"
                 log.warning(words, self.round + 1, name, cut)
             self.bounded[name] += 1
 
     def _step(self, active: list[str], good: Mapping[str, Answer]) -> Progress:
-        told = {
-            row_name(name, task): one
-            for name, answer in good.items()
-            for task, one in answer.of_tasks(self.tasks.get(name, ())).items()
-        }
-        reports = self._reports(told)
-        idle = good and not told  # nobody's batches have a label of any task
+        reports = self._reports(good)
         self.server.begin_round(self.round)
-        after = self.server.weighting.weight if idle else server_step(self.server, reports)
-        weights = after.tolist()
-        self._count_bounded([*self.server.cuts, *self._average_heads(good, reports, after)])
+        weights = server_step(self.server, reports)
+        self._count_bounded([*self.server.cuts, *self._average_heads(good, reports, weights)])
+        weight = dict(zip(self.names, weights.tolist(), strict=True))
         for name in good:
             self.states[name] += 1
-            self.given[name] = [
-                w for w, one in zip(weights, self.rows.values(), strict=True) if one == name
-            ]
+            self.given[name] = weight[name]
         self.round += 1
         frozen = self.server.weighting.frozen
         rows: list[Row] = []
-        for i, (name, client) in enumerate(self.rows.items()):
-            if client not in active or (client in good and name not in told):
+        for i, name in enumerate(self.names):
+            if name not in active:
                 continue
             row: Row = {"round": self.round, "epoch": float(self.round), "client": name}
-            row.update(split="batch", active=int(name in told), weight=weights[i])
+            row.update(split="batch", active=int(name in good), weight=weight[name])
             row.update(
-                weight_frozen=0 if frozen is None else int(frozen[i]), bytes=self.bytes[client]
+                weight_frozen=0 if frozen is None else int(frozen[i]), bytes=self.bytes[name]
             )
-            known = told[name][1] if name in told else {}
+            known = good[name].scalars if name in good else {}
             rows.append({**row, **{k: v for k, v in known.items() if k != "size"}})
         self.history.append(rows)
-        self.notices.recorded(self.round, rows)
-        weight = dict(zip(self.rows, weights, strict=True))
+        self._monitored(rows)
         return self._progress(rows, weight)
+
+    def _monitored(self, rows: Sequence[Row]) -> None:
+        """Note whose weight was frozen in a round, and whose loss has grown."""
+        active = {row["client"]: row for row in rows if row["active"]}
+        frozen = {name: row["weight_frozen"] for name, row in active.items()}
+        losses, ratios = (
+            {name: row[key] for name, row in active.items() if row.get(key) is not None}
+            for key in ("loss", "loss_ratio")
+        )
+        self.monitor.note(self.round, [], frozen, losses, ratios)
+
+    def sum_up(self) -> None:
+        """Log what went wrong in the whole run."""
+        for name in self.names:
+            counts = (self.states[name], self.round, self.missed[name], self.refused[name])
+            if any(counts[2:]):
+                words = "client %r took part in %d of %d rounds: %d orders were not answered, and "
+                log.warning(words + "%d answers refused", name, *counts)
+        self.monitor.frozen.sum_up(self.round)
 
     def _average_heads(
         self, good: Mapping[str, Answer], reports: Reports, weights: Tensor
@@ -275,19 +295,20 @@ class Coordinator:
         counts, shown = (self.round, self.agreement.rounds), key.replace("_", " ")
         return Progress(*counts, float(self.round), known, weight, shown=shown)
 
-    def _reports(self, told: Mapping[str, tuple[Tensor, Mapping[str, float]]]) -> Reports:
-        """What was told as rows, in their order, as an engine in one process has them."""
+    def _reports(self, good: Mapping[str, Answer]) -> Reports:
+        """The answers as rows, in the clients' order, as an engine in one process has them."""
 
         def column(key: str) -> Tensor:
-            values = [told[n][1].get(key, 0.0) if n in told else 0.0 for n in self.rows]
+            values = [good[n].scalars.get(key, 0.0) if n in good else 0.0 for n in self.names]
             return torch.tensor(values, dtype=torch.float64)
 
-        shared, places = self.server.shared.data, {name: k for k, name in enumerate(self.rows)}
-        updates = shared.new_zeros(len(self.rows), len(shared))
-        for name, (update, _) in told.items():
-            updates[places[name]] = update
+        shared = self.server.shared.data
+        updates = shared.new_zeros(len(self.names), len(shared))
+        for name, answer in good.items():
+            assert answer.update is not None
+            updates[self.names.index(name)] = answer.update
         return Reports(
-            active=torch.tensor([name in told for name in self.rows]),
+            active=torch.tensor([name in good for name in self.names]),
             size=column("size"),
             **{key: column(key) for key in SENT},
             failed=(),
@@ -302,7 +323,7 @@ class Coordinator:
         """Everything needed to go on from here."""
         tables = {key: dict(getattr(self, key)) for key in _TABLES}
         tables["attendance"] = self.attendance.state_dict()
-        own = {"server": self.server.state_dict(), "notices": self.notices.state_dict()}
+        own = {"server": self.server.state_dict(), "monitor": self.monitor.state_dict()}
         kept = {"run": self.run, "round": self.round, "sizes": dict(self.sizes)}
         heads = {"heads": self.heads.state_dict()} if self.heads else {}
         return {**kept, **own, **tables, **heads}
@@ -312,7 +333,7 @@ class Coordinator:
         self.run, self.round = state["run"], state["round"]
         self.server.load_state_dict(state["server"])
         self.sizes = dict(state["sizes"])
-        self.notices.load_state_dict(state["notices"])
+        self.monitor.load_state_dict(state["monitor"])
         if self.heads:
             self.heads.load_state_dict(state["heads"])
         for key in _TABLES:
@@ -321,13 +342,3 @@ class Coordinator:
 
 
 _TABLES = ("states", "refused", "missed", "bytes", "bounded", "given")
-
-
-def row_name(client: str, task: str) -> str:
-    """What the row of one of a client's several tasks is called."""
-    return f"{client}/{task}" if task else client
-
-
-def rows_of(clients: Sequence[str], tasks: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The rows that are weighed, each with its client: one for each task of a client."""
-    return {row_name(name, task): name for name in clients for task in tasks.get(name, ("",))}

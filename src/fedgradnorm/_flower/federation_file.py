@@ -59,7 +59,7 @@ class FederationFile:
         deadline: seconds that a round waits for answers, above 0.
         minimum: how many good answers a round needs; 0 is those of all that take part.
         attempts: how often a round with fewer good answers is tried in all, above 0.
-        wait: seconds that ``serve`` waits for clients to connect before it gives up.
+        wait: seconds that ``serve`` waits for clients to connect before it gives up, above 0.
         longest: the largest length of an update that is used, above 0.
         largest_share: the largest share of a step that one client may have, in medians of the
             round's shares, 1 or more; a share is weight times length of the update. 0 is the
@@ -73,7 +73,6 @@ class FederationFile:
             never.
         pause: the most rounds for which a client is suspended; the first time it is one round.
         tasks: who has which task, a table each. The server must know it where heads are shared.
-        several: the names of the tasks of each client that has several.
         private: whether the server sees only sums; ``roster.toml`` beside the file has what is
             agreed for that.
     """
@@ -94,7 +93,6 @@ class FederationFile:
     refusals: int = 5
     pause: int = 32
     tasks: dict[str, Any] = field(default_factory=dict)
-    several: dict[str, list[str]] = field(default_factory=dict)
     private: bool = False
 
     def __post_init__(self) -> None:
@@ -104,7 +102,7 @@ class FederationFile:
             raise ConfigError("clients: give at least one name, and none twice")
         if not 0 <= self.minimum <= len(self.clients):
             raise ConfigError(f"minimum = {self.minimum} is more than there are clients")
-        for name in ("deadline", "attempts", "longest"):
+        for name in ("deadline", "attempts", "wait", "longest"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be > 0, not {getattr(self, name)!r}")
         for name in ("misses", "refusals", "pause"):
@@ -112,12 +110,6 @@ class FederationFile:
                 raise ConfigError(f"{name} must be >= 0, not {getattr(self, name)!r}")
         _ = self.bounds  # checks its numbers
         object.__setattr__(self, "tasks", _tasks(self.tasks, self.clients))
-        _check_several(self.several, self.clients)
-        if self.private and self.several:
-            raise ConfigError(
-                "a private federation has one task a client; leave several out, or give each task "
-                "to a client of its own"
-            )
 
     @property
     def bounds(self) -> Bounds:
@@ -128,17 +120,6 @@ class FederationFile:
     def address(self) -> str:
         """Where clients reach the server."""
         return f"{self.host}:{self.port}"
-
-
-def _check_several(given: Any, clients: Sequence[str]) -> None:
-    """A ConfigError unless it names the tasks of clients that have several."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"several must be a table, not {given!r:.40}")
-    for name, tasks in given.items():
-        choose(name, clients, "client in several")
-        fine = isinstance(tasks, list) and all(isinstance(one, str) and one for one in tasks)
-        if not fine or not tasks or len(set(tasks)) != len(tasks):
-            raise ConfigError(f"several.{name} must be a list of the names of its tasks")
 
 
 def _tasks(given: Any, clients: Sequence[str]) -> dict[str, TaskTerms]:
@@ -236,16 +217,29 @@ class ClientFile:
             table |= beside({"privacy": self.privacy}, self.folder)
         return make_config(table, str(self.path("config")), allow)
 
-    def load(self, config: Config) -> list[Client]:
-        """The one client of that name that [data] describes: a row for each of its tasks."""
-        found: dict[str, list[Client]] = {}
-        for client in clients_of(config):
-            found.setdefault(client.owner, []).append(client)
+    def load(self, config: Config) -> Client:
+        """The client of that name that [data] describes."""
+        found = {client.name: client for client in clients_of(config)}
+        several = [c.name for c in found.values() if c.of == self.name]
+        if several:
+            raise ConfigError(several_tasks(self.name, len(several)))
         return found[choose(self.name, found, f"client in the [data] of {CLIENT}")]
+
+
+def several_tasks(name: str, tasks: int) -> str:
+    """Why a client with several tasks cannot participate, and the way out."""
+    return (
+        f"client {name!r} has {tasks} tasks; a client of a federation has one: give each task to a "
+        "client of its own"
+    )
 
 
 def read_federation(folder: Path) -> FederationFile:
     """The federation in ``folder``."""
+    if not (folder / FEDERATION).exists():
+        raise ConfigError(
+            f"{folder} holds no {FEDERATION}: give the folder that fedgradnorm federation init made"
+        )
     return made_from(folder / FEDERATION, FederationFile)
 
 
@@ -256,6 +250,8 @@ def read_client(path: Path) -> ClientFile:
 
 def made_from(path: Path, kind: Callable[..., Kind], **own: Any) -> Kind:
     """A dataclass from a TOML file; errors name the file."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file")
     try:
         table = read_toml(path)
         check_options("this file", table, options_of(kind, without=tuple(own)))

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -19,15 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm._errors import ConfigError, TrainingError, choose
 from fedgradnorm._flower.wire import QUIET
 from fedgradnorm._runs.layout import CA, CLIENT, JOIN_LOG, LOCK, NODE, ROSTER
 from fedgradnorm._runs.locking import alone
-from fedgradnorm._toml import read_toml
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,8 +43,6 @@ BAD_INPUT = 2
 STAYING = 10.0  # seconds until the server has the last answer: of who is gone it takes none
 LEAVING = 5.0  # seconds that an earlier node has to end
 SUPERVISOR = "FEDGRADNORM_SUPERVISOR"  # the process that restarts a node
-AHEAD, BEHIND = 4.0, 300.0  # seconds that a signature may be from the future, or old
-WRONG_TIME = (9, 10)  # what OpenSSL calls a certificate that is not valid yet, or any more
 
 
 def join_command(path: Path, allow: Sequence[str]) -> list[str]:
@@ -81,10 +75,8 @@ def joined(homes: list[Path], allow: Sequence[str] = ()) -> Iterator[list[subpro
 
 def join(path: Path, allow: Sequence[str] = ()) -> None:
     """Keep a node running until the run has finished; wrong input ends it before."""
-    try:
-        read_toml(path)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
     command = [*join_command(path, allow), "--once"]
     pause = FIRST_PAUSE
     while True:
@@ -122,13 +114,12 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
         if not given.path(name).is_file():
             made = "" if name == "ca" else f"; fedgradnorm federation key {given.name} makes it"
             raise ConfigError(f"{given.path(name)}: no such file{made}")
-    trusted(given.path("ca"))
-    network, clients, weighting, _ = build(config, given.load(config))
+    check_authority(given.path("ca"))
+    network, (client,), weighting, _ = build(config, [given.load(config)])
     state = given.path("state")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    answering = _client(given, network, clients, agreement, weighting)
+    answering = _client(given, network, client, agreement, weighting)
     sent = ", ".join(agreement.sent)
-    sent += f" of each of {len(clients)} tasks that has labels" if len(clients) > 1 else ""
     say(f"client {given.name}: ready; what leaves this machine in a round: {sent}")
     if agreement.private is not None:
         terms = agreement.private
@@ -138,22 +129,27 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
 
     from fedgradnorm._flower.approved_client import ApprovedClient
     from fedgradnorm._flower.wire.flower import FlowerClient
-    from fedgradnorm._flower.wire.transport import answer_next
+    from fedgradnorm._flower.wire.transport import Lost, answer_next
 
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # it is said in our own words
     with _alone(state):
         approved = ApprovedClient(given, answering, agreement, path)
-        _until_trusted(given)
         last = state / NODE
-        client = FlowerClient(given.server, given.path("ca"), given.path("key"), node_of(last))
-        with client as transport:
-            write_atomically(last, str(transport.node).encode())
-            say(f"client {given.name}: connected to {given.server} as node {transport.node}")
-            while answering.result is None:
-                if not answer_next(transport, approved.respond):
-                    time.sleep(POLL)
-            say(f"client {given.name}: the run has finished; its result is in {answering.result}")
-            time.sleep(STAYING)
+        node = FlowerClient(given.server, given.path("ca"), given.path("key"))
+        result: Path | None = None
+        while result is None:
+            _until_let_in(lambda: node.check_let_in(node_of(last)))
+            try:
+                with node as transport:
+                    write_atomically(last, str(transport.node).encode())
+                    say(f"client {given.name}: connected to {given.server} as node {node.node}")
+                    while (result := answering.result) is None:
+                        if not answer_next(transport, approved.respond):
+                            time.sleep(POLL)
+                    say(f"client {given.name}: the run has finished; its result is in {result}")
+                    time.sleep(STAYING)
+            except Lost as error:
+                log.warning("%s; connecting again", error)
 
 
 def node_of(path: Path) -> int | None:
@@ -189,13 +185,13 @@ def private_terms(given: ClientFile) -> PrivateTerms | None:
 def _client(
     given: ClientFile,
     network: nn.Module,
-    clients: Sequence[Client],
+    client: Client,
     agreement: Agreement,
     weighting: Any,
 ) -> ClientSession | SecureSumClient:
     from fedgradnorm._flower.client_session import ClientSession
 
-    about = (network, clients, agreement, given.path("state"))
+    about = (network, client, agreement, given.path("state"))
     if agreement.private is None:
         return ClientSession(*about)
     from fedgradnorm._flower.private.noisy_sum_client import NoisySumClient
@@ -223,81 +219,24 @@ def _alone(state: Path) -> Iterator[None]:
         yield
 
 
-def _until_trusted(given: ClientFile) -> None:
+def _until_let_in(check_let_in: Callable[[], None]) -> None:
     """Wait for the server with growing pauses; a wrong certificate ends it at once."""
     pause = FIRST_PAUSE
     while True:
         try:
-            check_server(given.server, given.path("ca"))
+            check_let_in()
             return
-        except WrongClock as error:
+        except TrainingError as error:
             log.warning("%s; trying again", error)
-        except OSError as error:
-            log.warning("%s is not there yet (%s); trying again", given.server, error)
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-class WrongClock(ConfigError):
-    """One of two clocks must be set; nothing else needs to be done."""
-
-
-def trusted(authority: Path) -> ssl.SSLContext:
-    """What trusts the federation's authority alone; a ConfigError if its file is damaged."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+def check_authority(path: Path) -> None:
+    """A ConfigError if the authority's certificate cannot be read."""
     try:
-        context.load_verify_locations(cafile=str(authority))
+        ssl.create_default_context(cafile=path)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{authority}: no certificate can be read from it; take the server's {CA} again"
+            f"{path}: no certificate can be read from it; take the server's {CA} again"
         ) from error
-    return context
-
-
-def check_server(server: str, authority: Path) -> None:
-    """A ConfigError unless this is a server of the federation, under its own name."""
-    host, _, port = server.rpartition(":")
-    context = trusted(authority)
-    try:
-        with (
-            socket.create_connection((host, int(port)), timeout=10) as plain,
-            context.wrap_socket(plain, server_hostname=host) as secure,
-        ):
-            check_clock(server, _server_time(secure, host), time.time())
-    except ssl.SSLCertVerificationError as error:
-        if error.verify_code in WRONG_TIME:
-            raise ConfigError(
-                f"{server}: {error.verify_message}: this machine's clock is wrong, or the "
-                "federation's certificates are too old; nothing was sent"
-            ) from error
-        raise ConfigError(
-            f"{server}: its certificate is not for this host or not by this federation's "
-            f"authority ({error.verify_message}); nothing was sent"
-        ) from error
-    except ssl.SSLError as error:
-        raise ConfigError(
-            f"{server} does not speak TLS ({error.reason}); nothing was sent"
-        ) from error
-
-
-def check_clock(server: str, theirs: float | None, ours: float) -> None:
-    """WrongClock if the server would not take this machine's signatures for new ones."""
-    ahead = 0.0 if theirs is None else ours - theirs
-    if -BEHIND < ahead < AHEAD:
-        return
-    where = "ahead of" if ahead > 0 else "behind"
-    raise WrongClock(
-        f"this machine's clock is {abs(ahead):.0f} s {where} the clock of {server}, which would "
-        "refuse its signatures: set the wrong one of the two (NTP does)"
-    )
-
-
-def _server_time(secure: ssl.SSLSocket, host: str) -> float | None:
-    """The time that the server's answer to an empty question shows, if it shows one."""
-    secure.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-    found = re.search(rb"(?im)^date:([^\r\n]+)", secure.recv(4096))
-    try:
-        return None if found is None else parsedate_to_datetime(found[1].decode()).timestamp()
-    except (ValueError, UnicodeError):
-        return None

@@ -9,15 +9,26 @@ from pathlib import Path
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm._privacy.plan import Plan
 from fedgradnorm._privacy.terms import ClientPrivacy, Privacy
 from fedgradnorm._round.private.private_plan import with_rounds
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._runs.layout import LEDGER, LEDGER_SEEN, SLOTS, TRAINED
+from fedgradnorm._runs.layout import (
+    LEDGER,
+    LEDGER_SEEN,
+    OWN_HISTORY,
+    RESULT,
+    SLOTS,
+    TRAINED,
+)
 from fedgradnorm._runs.ledger import BudgetSpent, Ledger
 
 log = logging.getLogger("fedgradnorm")
+
+LEFT = (LEDGER_SEEN, OWN_HISTORY, RESULT)
+"""What a run that used the data leaves behind, besides the client's state."""
 
 SPENT = "its privacy budget is spent; it no longer takes part"
 """All that the server is told."""
@@ -50,9 +61,12 @@ class ClientLedger:
         self, state: Path, name: str, terms: Privacy | ClientPrivacy, plan: Callable[[], Plan]
     ) -> None:
         used = {path.parent for file in (*SLOTS, TRAINED) for path in state.glob(f"*/{file}")}
+        left = any(path for file in LEFT for path in state.glob(f"*/{file}"))
+        answered = any(line["event"] == "answered" for line in Audit(state).lines())
         path = terms.ledger_of(name) or state / LEDGER
         self._state, self.terms, self._plan = state, terms, plan
-        self._book = Ledger(terms, name, path, [run / LEDGER_SEEN for run in sorted(used)])
+        witnesses = [run / LEDGER_SEEN for run in sorted(used)]
+        self._book = Ledger(terms, name, path, witnesses, used=left or answered)
         self._noises: dict[str, float] = {}
         if self._book.lost:
             log.warning("%s; its privacy budget counts as spent", self._book.lost)

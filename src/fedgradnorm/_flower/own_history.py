@@ -32,9 +32,9 @@ class OwnHistory:
         """What was measured on the way to the state after so many rounds."""
         self._append({"state": state, "rows": list(rows)})
 
-    def settle(self, state: int, weights: Mapping[str, float]) -> None:
-        """The last state that counts, and the weights that its rows had, as the next order says."""
-        self._append({"state": state, "weights": dict(weights)})
+    def settle(self, state: int, weight: float | None) -> None:
+        """The last state that counts, and the weight that it had, as the next order says."""
+        self._append({"state": state, "weight": weight})
 
     def _append(self, line: Mapping[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -44,7 +44,7 @@ class OwnHistory:
 
     def rows(self) -> list[Row]:
         """The rows of all rounds that counted, with their weights."""
-        rows, weights, last = dict[int, list[Row]](), dict[int, dict[str, float]](), math.inf
+        rows, weights, last = dict[int, list[Row]](), dict[int, float | None](), math.inf
         text = self.path.read_text(encoding="utf-8") if self.begun else ""
         for line in text.splitlines():
             try:
@@ -54,16 +54,12 @@ class OwnHistory:
             if "rows" in one:
                 rows[one["state"]] = one["rows"]
             else:
-                weights[last := one["state"]] = one["weights"]
+                weights[last := one["state"]] = one["weight"]
         found = [
-            {**row, **_weight(row, weights.get(state, {}))}
+            row if row["split"] != "batch" or known is None else {**row, "weight": known}
             for state in sorted(rows)
             if state <= last
+            for known in [weights.get(state)]
             for row in rows[state]
         ]
         return sorted(found, key=lambda row: row["round"])
-
-
-def _weight(row: Row, weights: Mapping[str, float]) -> Row:
-    known = row["split"] == "batch" and row["client"] in weights
-    return {"weight": weights[row["client"]]} if known else {}

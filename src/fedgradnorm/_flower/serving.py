@@ -21,13 +21,13 @@ from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm._flower.agreement import Agreement, agree
 from fedgradnorm._flower.attendance import Patience, Rules
 from fedgradnorm._flower.audit import Audit
-from fedgradnorm._flower.coordinator import Coordinator, rows_of
+from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.federation_file import FederationFile, read_federation
 from fedgradnorm._flower.group_heads import GroupHeads, group_heads
 from fedgradnorm._flower.private.noisy_rounds import NoisyCoordinator
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms, read_terms
-from fedgradnorm._flower.setup import registered, roster_fingerprint
+from fedgradnorm._flower.setup import registered, revoked, roster_fingerprint
 from fedgradnorm._flower.status import write_status
 from fedgradnorm._flower.wire.flower import FlowerServer
 from fedgradnorm._flower.wire.keys import public_key_pem
@@ -44,7 +44,6 @@ from fedgradnorm._runs.layout import (
     LINK_DATABASE,
     LINK_LOG,
     MANIFEST,
-    REVOKED,
     ROSTER,
 )
 from fedgradnorm._runs.locking import FolderLock
@@ -86,16 +85,12 @@ def serve(
     network, _, weighting, settings = build(config, [])
     network = divided(network, settings.shared, settings.frozen)
     weighting.run_seed = config.seed
-    weighting.bind(list(rows_of(terms.clients, terms.several)))
-    if terms.several and agreement.settings.heads != "own":
-        raise ConfigError(
-            f"heads = {agreement.settings.heads!r} cannot be run over the network with clients of "
-            "several tasks; leave it at 'own'"
-        )
+    weighting.bind(terms.clients)
     heads = _heads(network, config, terms, agreement)
     files = (federation / LINK_DATABASE, folder / LINK_LOG)
-    size = _answer_size(FlatNetwork(network).vector, heads, agreement, terms)
+    size = _answer_size(FlatNetwork(network).vector, heads, agreement)
     link = SuperLink(federation, terms.listen, terms.port, *files, size)
+    link.check_files()
     server = FlowerServer(terms.address, (federation / CA).read_bytes(), link)
     check_registered(federation, terms)
     audit = Audit(federation)
@@ -116,14 +111,12 @@ def serve(
                 serving.begin(agreement, resume)
                 serving.meet(waiting)
                 serving.rounds(saved, show)
-                coordinator.notices.sum_up(coordinator.round)
+                coordinator.sum_up()
                 names = coordinator.finish()
                 log.info("finished; the network was taken by: %s", ", ".join(names))
                 network_now = _trained(network, coordinator)
-                manifest = {
-                    **saved.manifest,
-                    "weight_frozen": coordinator.notices.monitor.frozen.times,
-                }
+                frozen = coordinator.monitor.frozen.times
+                manifest = {**saved.manifest, "weight_frozen": frozen}
                 saved.finish(Run({}, manifest, coordinator.history, network_now))
                 serving.end("finished", network_taken_by=names)
             except BaseException as error:
@@ -136,12 +129,8 @@ def serve(
 
 def check_registered(federation: Path, terms: FederationFile) -> None:
     """A ConfigError unless every client has handed in its public keys, or was revoked."""
-    known = registered(federation)
-    never = [
-        name
-        for name in terms.clients
-        if name not in known and not list((federation / REVOKED).glob(f"{name}-*"))
-    ]
+    known = {*registered(federation), *(one.name for one in revoked(federation))}
+    never = [name for name in terms.clients if name not in known]
     if never:
         raise ConfigError(
             f"{federation}: no public key of {', '.join(never)}; on each client run `fedgradnorm "
@@ -257,13 +246,10 @@ def _private(federation: Path, terms: FederationFile) -> PrivateTerms | None:
     return found
 
 
-def _answer_size(
-    vector: Tensor, heads: GroupHeads | None, agreement: Agreement, terms: FederationFile
-) -> int:
+def _answer_size(vector: Tensor, heads: GroupHeads | None, agreement: Agreement) -> int:
     """Bytes of the largest answer."""
     if agreement.private is None:
-        most = max(map(len, terms.several.values()), default=1)  # updates in one message
-        return largest_answer(most * vector.nbytes, heads.largest if heads else 0, most)
+        return largest_answer(vector.nbytes, heads.largest if heads else 0)
     count = len(agreement.private.clients)
     return SumOrder("", "", 0, 0, {}, None, len(vector), count).room()
 
@@ -304,19 +290,12 @@ def _coordinator(
     rules = Rules(terms.misses, terms.refusals, terms.pause)
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)
     norm_layer = _norm_layer(network, config)
-    given = (
-        server,
-        list(terms.clients),
-        agreement,
-        Exchange(transport),
-        patience,
-        norm_layer,
-        heads,
-    )
+    exchange = Exchange(transport)
+    given = (server, list(terms.clients), agreement, exchange, patience, norm_layer, heads)
     if agreement.private is not None:
         noisy = settings.privacy is not None
         return NoisyCoordinator(*given) if noisy else PrivateCoordinator(*given)
-    return Coordinator(*given, tasks=terms.several)
+    return Coordinator(*given)
 
 
 def _heads(

@@ -14,7 +14,6 @@ from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.federation_file import FederationFile, made_from, read_federation
 from fedgradnorm._flower.private.private_terms import PrivateTerms, read_terms
-from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import (
     AGREED,
@@ -84,23 +83,10 @@ def init_federation(
 
     hosts = [_ascii(host) for host in hosts]
     _check(folder, clients, hosts, private)
-    table = {
-        "clients": list(clients),
-        "host": next(iter(hosts), ""),
-        "port": port,
-        "listen": "0.0.0.0",
-        "deadline": 600.0,
-        "minimum": -(-len(clients) // 2),
-        "attempts": 3,
-        "longest": 1e6,
-        "misses": 3,
-        "refusals": 5,
-        "pause": 32,
-        **{f"largest_{name}": value for name, value in asdict(Bounds()).items()},
-        **({"private": True} if private else {}),
-        **options,
-    }
-    FederationFile(**{**table, "tasks": {}, "several": {}})
+    least = -(-len(clients) // 2)
+    given = {"minimum": least, "private": private, **options}
+    terms = FederationFile(list(clients), hosts[0], port, **given)
+    table = {key: value for key, value in asdict(terms).items() if value not in ({}, None)}
     here = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir(parents=True, mode=0o700)
@@ -229,7 +215,7 @@ def register(folder: Path, given: Sequence[PublicKeys]) -> Mapping[str, PublicKe
     terms = read_federation(folder)
     found = registered(folder) | {one.name: one for one in given}
     owners: dict[str, str] = {}
-    revoked = {read_public(path).key for path in (folder / REVOKED).glob("*.toml")}
+    never = {one.key for one in revoked(folder)}
     for one in found.values():
         choose(one.name, terms.clients, f"client in {FEDERATION}")
         try:
@@ -242,12 +228,16 @@ def register(folder: Path, given: Sequence[PublicKeys]) -> Mapping[str, PublicKe
                     f"clients {owners[key]!r} and {one.name!r} have the same key: it would count "
                     "twice; each client makes its own (fedgradnorm federation key NAME)"
                 )
-        if one.key in revoked:
-            raise ConfigError(f"client {one.name!r}: this key was revoked; make another (--renew)")
+        if one.key in never:
+            raise ConfigError(
+                f"client {one.name!r}: this key was revoked or replaced; make another (--renew)"
+            )
     (folder / REGISTERED).mkdir(mode=0o700, exist_ok=True)
     for one in given:
-        text = to_toml(asdict(one)).encode()
-        checkpoint.write_atomically(folder / REGISTERED / public_file(one.name), text)
+        path, text = folder / REGISTERED / public_file(one.name), to_toml(asdict(one)).encode()
+        if path.exists() and read_public(path).key != one.key:
+            _retire(folder, read_public(path))  # a key that was replaced does not come back
+        checkpoint.write_atomically(path, text)
     if terms.private and set(found) == set(terms.clients):
         path, bounds = folder / ROSTER, (terms.longest, terms.largest_ratio, -1)
         if path.exists():  # what is agreed beside the keys stays as it is
@@ -273,10 +263,21 @@ def revoke(folder: Path, name: str) -> PublicKeys:
     if not path.exists():
         raise ConfigError(f"client {name!r} has no registered key: there is nothing to revoke")
     one = read_public(path)
-    (folder / REVOKED).mkdir(mode=0o700, exist_ok=True)
-    path.replace(folder / REVOKED / f"{name}-{one.fingerprint}.toml")
+    _retire(folder, one)
     Audit(folder).add("revoked", client=name, fingerprint=one.fingerprint)
     return one
+
+
+def revoked(folder: Path) -> list[PublicKeys]:
+    """All keys that were revoked or replaced."""
+    return [read_public(path) for path in sorted((folder / REVOKED).glob("*.toml"))]
+
+
+def _retire(folder: Path, one: PublicKeys) -> None:
+    """Move registered keys to those that are never let in again."""
+    (folder / REVOKED).mkdir(mode=0o700, exist_ok=True)
+    path = folder / REGISTERED / public_file(one.name)
+    path.replace(folder / REVOKED / f"{one.name}-{one.fingerprint}.toml")
 
 
 def roster_fingerprint(keys: Mapping[str, PublicKeys]) -> str:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.checks import check_shared_tasks
 from fedgradnorm._flower.coordinator import Coordinator
+from fedgradnorm._flower.federation_file import several_tasks
 from fedgradnorm._flower.join import joined
 from fedgradnorm._flower.serving import Show, serve
 from fedgradnorm._flower.setup import fill_client, init_federation
@@ -33,9 +35,12 @@ def try_federation(
     """Keys, server and clients over TLS on loopback; the run is kept in ``folder``."""
     config = with_inputs(config, clients)
     federation = folder / "federation"
-    names = list(dict.fromkeys(client.owner for client in clients))
-    terms = tasks_of(config, clients) | several_of(clients)
-    options = {"listen": "127.0.0.1", "private": private, **terms}
+    for client in clients:
+        if client.of is not None:
+            tasks = sum(other.of == client.of for other in clients)
+            raise ConfigError(several_tasks(client.of, tasks))
+    names = [client.name for client in clients]
+    options = {"listen": "127.0.0.1", "private": private, **tasks_of(config, clients)}
     homes = init_federation(federation, names, HERE, free_port(), **options)
     for home in homes:
         fill_client(home, config.text(), config.table()["data"])
@@ -53,15 +58,6 @@ def tasks_of(config: Config, clients: Sequence[Client]) -> dict[str, Any]:
         table = {"outputs": client.task.outputs, "clients": []}
         tasks.setdefault(client.shared_task, table)["clients"].append(client.name)
     return {"tasks": tasks}
-
-
-def several_of(clients: Sequence[Client]) -> dict[str, Any]:
-    """What federation.toml must say of clients with several tasks."""
-    several: dict[str, list[str]] = {}
-    for client in clients:
-        if client.of is not None:
-            several.setdefault(client.of, []).append(client.name.removeprefix(f"{client.of}/"))
-    return {"several": several} if several else {}
 
 
 def with_inputs(config: Config, clients: list[Client]) -> Config:

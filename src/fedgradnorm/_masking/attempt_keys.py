@@ -1,8 +1,8 @@
 """The keys of one attempt, and shares sealed for one reader.
 
 X25519 agrees on secrets, HKDF makes keys of them, ChaCha20-Poly1305 seals. A mask's seed is made
-for one attempt, one set of clients and one thing that is summed: clients that were told different
-things have different masks, and their sum is chance.
+for one pair, one attempt, one set of clients and one thing that is summed: clients that were told
+different things have different masks, and their sum is chance.
 """
 
 from __future__ import annotations

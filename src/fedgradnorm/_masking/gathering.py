@@ -38,7 +38,7 @@ from fedgradnorm._masking.roster import (
     threshold,
     to_text,
 )
-from fedgradnorm._masking.subject import Subject, mask_label
+from fedgradnorm._masking.subject import Subject, mask_label, pair_label
 
 LETTER = 1024  # characters of a sealed letter, at most
 WORD = 8  # bytes
@@ -250,7 +250,8 @@ class Gathering:
             add_mask(total, derived(own, "own", label), -1)
         for name, private in masks.items():
             for other in self.inputs:
-                seed = agreed(private, self.public[other]["masks"], "mask", label)
+                pair = pair_label(label, name, other)
+                seed = agreed(private, self.public[other]["masks"], "mask", pair)
                 add_mask(total, seed, -1 if other < name else +1)
         return total
 

@@ -49,6 +49,10 @@ class Revealed:
                 "on; leave this client out, and agree on a new roster and seed"
             )
 
+    def seen(self, network: str, phase: Phase) -> bool:
+        """Whether it has let a sum with this network be seen."""
+        return (str(phase), network) in self.facts
+
     def check(self, network: str, phase: Phase, ahead: bool, *summed: str) -> None:
         """Unsafe if a sum with this network was seen that is none of ``summed``, where it is known.
 
@@ -61,7 +65,7 @@ class Revealed:
                 "else: the difference of the two would show single clients"
             )
         was_ahead = (AHEAD, network) in self.facts
-        if (ahead and (str(Phase.SIGNALS), network) in self.facts) or (not ahead and was_ahead):
+        if (ahead and self.seen(network, Phase.SIGNALS)) or (not ahead and was_ahead):
             raise Unsafe("this round's signals were summed already, in another way")
 
     def add(self, network: str, phase: Phase, ahead: bool, summed: str, *instead: str) -> None:

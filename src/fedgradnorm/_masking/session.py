@@ -43,7 +43,7 @@ from fedgradnorm._masking.roster import (
     threshold,
     to_text,
 )
-from fedgradnorm._masking.subject import Subject, mask_label
+from fedgradnorm._masking.subject import Subject, mask_label, pair_label
 
 KEPT = 2  # attempts whose secrets are kept: one that is summed, and one that is prepared
 
@@ -177,7 +177,8 @@ class Session:
         add_mask(masked, derived(secret.own, "own", label), +1)
         for other in givers:
             if other != me:
-                seed = agreed(secret.masks, public[other]["masks"], "mask", label)
+                pair = pair_label(label, me, other)
+                seed = agreed(secret.masks, public[other]["masks"], "mask", pair)
                 add_mask(masked, seed, +1 if me < other else -1)
         front, rest = masked[: len(numbers)], masked[len(numbers) :]
         body = {

@@ -29,6 +29,15 @@ class Subject:
         return {"network": self.network, "sums": self.sums, "ahead": self.ahead}
 
 
+def pair_label(label: bytes, one: str, other: str) -> bytes:
+    """What the mask of two clients is made for.
+
+    The names are part of it: one that shows another's public key as its own would have the same
+    mask with everybody, and the two would cancel.
+    """
+    return label + b" " + digest(sorted((one, other))).encode()
+
+
 def mask_label(attempt: Attempt, keys: str, cohort: str, givers: str, subject: Any) -> bytes:
     """What masks are made for: attempt, all keys, cohort, who masks, and the subject."""
     about = dict(subject) if isinstance(subject, Mapping) else subject

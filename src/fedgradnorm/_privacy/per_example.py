@@ -110,8 +110,8 @@ def check_rows(task: Task, network: nn.Module, head: nn.Module, x: Tensor, y: Te
     """Whether rows can be mapped; else they are taken in turn. A ConfigError if rows depend on
     each other.
 
-    ``x`` and ``y`` are two rows. Layers with statistics of a batch, and what draws at random, are
-    refused by name.
+    ``x`` and ``y`` are two rows. Layers with statistics of a batch, what draws at random, and what
+    mixes rows in another way are refused.
     """
     for part, module in (("network", network), ("head", head)):
         for name, layer in module.named_modules():
@@ -123,6 +123,7 @@ def check_rows(task: Task, network: nn.Module, head: nn.Module, x: Tensor, y: Te
         inputs = x if part == "network" else _features(network, x)
         _check_buffers(part, module, inputs)
         _check_chance(part, module, inputs)
+        _check_alone(part, module, inputs)
     parameters = named(network, "network") | named(head, "head")
     trial = RowGradients(row_loss(task, network, head), mapped=True)
     try:
@@ -179,13 +180,33 @@ def _check_chance(part: str, module: nn.Module, x: Tensor) -> None:
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             raise ConfigError(f"{type(layer).__name__} ({part} {name!r}) {words}")
-    trial, outputs = copy.deepcopy(module).train(), []
-    for seed in (0, 1):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            outputs.append(trial(x))
-    if not torch.equal(*outputs):
+    trial = copy.deepcopy(module).train()
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        before = _generator_of(x)
+        once, again = trial(x), trial(x)
+        drawn = not torch.equal(before, _generator_of(x))
+    if drawn or not torch.equal(once, again):
         raise ConfigError(f"the {part} {words}")
+
+
+def _generator_of(x: Tensor) -> Tensor:
+    """The state of the generator that layers draw from: it changes with every draw."""
+    return torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()
+
+
+@torch.no_grad()
+def _check_alone(part: str, module: nn.Module, x: Tensor) -> None:
+    """Refuse a module in which a row's output depends on the other rows of its batch."""
+    for training in (True, False):
+        trial = copy.deepcopy(module).train(training)
+        together = trial(x)
+        for row in range(len(x)):
+            among_copies = trial(x[[row] * len(x)])
+            if not torch.allclose(together[row], among_copies[row], equal_nan=True):
+                raise ConfigError(
+                    f"the {part} mixes the rows of a batch, so one example changes what all others "
+                    "give; use layers that look at each example by itself"
+                )
 
 
 def _clipped_sum(gradients: Tensor, clip: float) -> Tensor:

@@ -37,6 +37,11 @@ class _Promise:
         one_of("privacy.noise", self.noise, get_args(Source))
         if self.ledger is not None and (not isinstance(self.ledger, str) or not self.ledger):
             raise ConfigError(f"privacy.ledger must be the path of a folder, not {self.ledger!r}")
+        if self.seeded and self.ledger is not None:
+            raise ConfigError(
+                "privacy.noise = 'seeded' is not private, so nothing it releases belongs in "
+                "privacy.ledger, which adds up promises; leave one of them out"
+            )
         flag("privacy.large_epsilon", self.large_epsilon)
         if self.epsilon > LARGEST_EPSILON and not self.large_epsilon:
             raise ConfigError(

@@ -36,7 +36,8 @@ class Ledger:
     """Charges to one budget, by any number of runs and processes; without ``path``, in memory.
 
     ``name`` is whose data it is: a client's, or "clients" for client-level privacy. ``witnesses``
-    are files in the folders of all runs that are known to have used these data.
+    are files in the folders of all runs that are known to have used these data. With ``used`` it is
+    known that the data were used, although no such file need be left.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class Ledger:
         name: str,
         path: Path | None = None,
         witnesses: Sequence[Path] = (),
+        *,
+        used: bool = False,
     ) -> None:
         unit = "client" if isinstance(terms, ClientPrivacy) else "example"
         self.terms, self.path, self.lost = terms, path, ""
@@ -56,7 +59,7 @@ class Ledger:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._locked():
-                self._open(path, witnesses)
+                self._open(path, witnesses, used)
 
     @property
     def epsilon(self) -> float:
@@ -141,10 +144,10 @@ class Ledger:
         with alone(self.path.with_name(f".{self.path.name}{LOCK}"), waiting=True):
             yield
 
-    def _open(self, path: Path, witnesses: Sequence[Path]) -> None:
+    def _open(self, path: Path, witnesses: Sequence[Path], used: bool) -> None:
         own = path.with_name(path.name + WITNESS)
         if not path.exists():
-            if own.exists() or witnesses:
+            if own.exists() or witnesses or used:
                 self.lost = f"{path} is missing, and its data were used before"
                 return
             self._append(path, {**self._header, "id": secrets.token_hex(16)}, None)

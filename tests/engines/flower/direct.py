@@ -95,8 +95,7 @@ class Together:
         self.names = list(self.clients)
         self.agreement = self.agreed(scalars)
         self.exchange = Direct({name: self.participant(name) for name in self.names})
-        several = {n: list(c.tasks) for n, c in self.clients.items() if c.tasks is not None}
-        self.weighting.bind([row.name for c in self.clients.values() for row in c.rows])
+        self.weighting.bind(self.names)
         server = ServerState(
             FlatNetwork(make()).vector,
             self.weighting,
@@ -107,12 +106,10 @@ class Together:
             rates=self.settings.server_rates(),
         )
         given = (server, self.names, self.agreement, self.exchange, patience)
-        self.server = self.coordinator(given, bounds, several)
+        self.server = self.coordinator(given, bounds)
 
-    def coordinator(
-        self, given: tuple[Any, ...], bounds: Bounds | None, several: dict[str, list[str]]
-    ) -> Coordinator:
-        return Coordinator(*given, heads=self._heads(bounds), tasks=several)
+    def coordinator(self, given: tuple[Any, ...], bounds: Bounds | None) -> Coordinator:
+        return Coordinator(*given, heads=self._heads(bounds))
 
     def agreed(self, scalars: tuple[str, ...]) -> Agreement:
         return Agreement(self.settings, self.settings.rounds or 0, scalars, "agreed")
@@ -120,7 +117,7 @@ class Together:
     def _heads(self, bounds: Bounds | None) -> GroupHeads | None:
         """As ``serve`` makes them, from what federation.toml would say of the clients."""
         tasks: dict[str, TaskTerms] = {}
-        for client in (row for one in self.clients.values() for row in one.rows):
+        for client in self.clients.values():
             terms = TaskTerms(client.task.outputs, [])
             tasks.setdefault(client.task_name, terms).clients.append(client.name)
         like = next(self.make().parameters()).detach()

@@ -26,6 +26,8 @@ from fedgradnorm._flower.attendance import Patience, Rules
 from fedgradnorm._flower.private.network_check import NetworkBound
 from fedgradnorm._flower.private.private_terms import PrivateTerms
 from fedgradnorm._flower.private.verified_sums import chained, sums_of, told, usable, verified
+from fedgradnorm._flower.wire.messages import Order
+from fedgradnorm._flower.wire.transport import Exchange, InMemory
 from fedgradnorm._masking.roster import Unsafe, make_key
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.layout import SIGNING
@@ -113,9 +115,23 @@ def test_sa4_the_same_network_under_the_next_rounds_number(server):
     with pytest.raises(Said, match="the server leaves out sums of earlier rounds"):
         server.round(OTHERS, number=1)
     again = {"told": known["told"], "since": [known["sums0"].digest]}
-    for given, state in ((again, 0), ({"told": known["told"]}, 1)):
-        with pytest.raises(Said, match="round 1 has the network of round 0"):
+    for given, state, words in (
+        (again, 0, "round 1 begins from the state before round 0"),
+        ({"told": known["told"]}, 1, "round 1 has the network of round 0"),
+    ):
+        with pytest.raises(Said, match=words):
             server.round(OTHERS, number=1, given=given, state=state)
+
+
+def test_sa4_a_network_that_hardly_moved_from_the_state_before_it(secret, server):
+    """The victim is lost in the second round: the difference was its update to nine digits."""
+    known = after_a_round(server)
+    give = {"told": known["told"], "since": [known["sums0"].digest]}
+    with pytest.raises(Said, match="from the state before round 0, whose sum was seen"):
+        server.round(OTHERS, number=1, shared=server.first + 1e-7, given=give)
+    give = {"told": known["told"], "chain": chained("", [known["sums0"].digest])}
+    at, _ = server.round(OTHERS, number=1, shared=server.first + 1e-7, given=give, state=1)
+    assert len(at.inputs) == 4  # from the state after it
 
 
 def test_sa5_the_same_round_over_other_clients(server):
@@ -371,6 +387,16 @@ def test_a_coefficient_that_is_a_lie_ends_nothing(lie, tmp_path):
     assert float((network - first).abs().max()) < bound
 
 
+@pytest.mark.parametrize("kind", ["train", "finish"])
+def test_an_order_of_a_plain_federation_gets_no_answer(kind, secret, server):
+    """It would show the client's own update."""
+    order = Order(kind, "r1", server.agreement, 0, 0, server.first)
+    respond = secret.exchange.participants[VICTIM].respond
+    reply = Exchange(InMemory({VICTIM: respond})).ask({VICTIM: order}, 60.0)[VICTIM]
+    assert "asks for a plain answer: it would see this client's own update" in str(reply)
+    assert not list((secret.folder / VICTIM).glob("r1/*"))
+
+
 @pytest.mark.parametrize("method", [fgn.GradNorm, lambda: fgn.GradNorm(rule="direct")])
 def test_sa11_a_client_that_cannot_train_is_not_told_from_others(method, tmp_path, caplog):
     """No answer says who failed, nor does the server's log; the client's own does."""
@@ -399,6 +425,22 @@ def test_sa11_a_client_that_cannot_train_is_not_told_from_others(method, tmp_pat
     assert {record.module for record in said} == {"secure_sum_client"}
     rows = [r for r in secret.results()[VICTIM].table.rows if r["split"] == "batch"]
     assert [row["round"] for row in rows] == [3]
+
+
+def test_sa11_a_client_whose_result_fails_is_not_told_from_others(tmp_path, caplog):
+    """The last order may have any network, and can be repeated: it answers nothing about data."""
+    secret = Secret(tmp_path, rounds=1)
+    secret.run()
+
+    def failing(*_):
+        raise RuntimeError("a secret of column income")
+
+    secret.exchange.participants[VICTIM].client.engine.evaluate = failing
+    assert secret.server.finish() == NAMES
+    assert secret.exchange.participants[VICTIM].result is not None  # without that evaluation
+    assert secret.server.refused == dict.fromkeys(NAMES, 0)
+    said = [r for r in caplog.records if "income" in r.getMessage()]
+    assert {record.module for record in said} == {"client_session"}
 
 
 def test_a_client_that_deals_wrong_shares_is_named_and_the_round_goes_on(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import fedgradnorm as fgn
 import flat
 import toys
 from engines.flower.direct import Together
+from fedgradnorm._flower import coordinator
 from fedgradnorm._flower.attendance import Attendance, Patience, Rules
 from fedgradnorm._flower.wire.messages import Refused
 
@@ -106,6 +108,38 @@ def test_suspension_and_shutting_out_survive_a_resume(tmp_path):
     assert [row["client"] for row in together.server.history.rows if row["round"] == 2]
     together.run(1)
     assert [r["client"] for r in together.server.history.rows if r["round"] == 3] == ["corner"]
+
+
+def test_a_round_waits_for_a_client_that_went_away(tmp_path, monkeypatch):
+    """It is back in seconds: the attempts at the round are not used up before."""
+    monkeypatch.setattr(coordinator, "AWAY", 0.01)
+    together = Together(tmp_path, patience=Patience(minimum=3, attempts=2, deadline=20.0))
+    looks = iter([["corner", "place"]] * 3)
+    gone = True
+
+    def online():
+        nonlocal gone
+        found = next(looks, None)
+        gone = found is not None
+        return found or list(together.names)
+
+    together.exchange.online = online
+    together.exchange.tamper = lambda name, _, content: (
+        "not connected" if gone and name == "side" else content
+    )
+    together.run(1)
+    assert together.server.missed["side"] == 1
+    assert together.server.round == 1
+
+
+def test_a_round_does_not_wait_longer_than_its_deadline(tmp_path):
+    together = Together(tmp_path, patience=Patience(minimum=3, attempts=2, deadline=0.2))
+    together.exchange.online = lambda: ["corner"]
+    together.exchange.tamper = lambda *_: "not connected"
+    began = time.monotonic()
+    with pytest.raises(fgn.TrainingError, match="0 good answers, 3 are needed"):
+        together.run()
+    assert time.monotonic() - began < 10
 
 
 def test_a_run_with_nobody_left_says_so(tmp_path):

@@ -76,8 +76,8 @@ class Deployed(Together):
     def participant(self, name: str) -> ClientSession:
         given = read_client(self.folder / name / "client.toml")
         config = given.run_config()
-        network, clients, _, _ = build(config, given.load(config))
-        return ClientSession(network, clients, self.agreement, given.path("state"))
+        network, (client,), _, _ = build(config, [given.load(config)])
+        return ClientSession(network, client, self.agreement, given.path("state"))
 
     def results(self) -> dict[str, fgn.Run]:
         self.server.finish()

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +37,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from fedgradnorm._flower.wire import flower
 from fedgradnorm._flower.wire.flower import (
     ACTIVATE,
     NODES,
@@ -387,3 +390,14 @@ def test_an_order_that_cannot_be_read_ends_no_client(broken, caplog):
         wired.carries_out()
     assert "order refused: it cannot be read" in caplog.text
     assert not wired.sent
+
+
+def test_the_internals_of_flower_are_listed_with_their_reason():
+    source = Path(flower.__file__).read_text(encoding="utf-8")
+    found = re.findall(r"from flwr\.([\w.]+) import|import_module\(\"flwr\.([\w.]+)\"", source)
+    used = {next(filter(None, one)) for one in found}
+    listed = set(re.findall(r"``([a-z_.]+)``", source.split('"""')[1]))
+    private = {name for name in used if name.split(".")[0] != "app"}
+    assert {name for name in private if not any(name.startswith(one) for one in listed)} == set()
+    for name in listed - {"flwr", "flwr.app"}:
+        assert any(one.startswith(name) for one in used), name

@@ -108,6 +108,17 @@ def test_one_client_moves_the_sum_by_no_more_than_the_clip_also_after_rounding(m
         assert np.abs(found - kept).max() < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("size", "multiplier"), [(1e4, 1e306), (1e200, 1.0), (math.inf, 1.0), (1.0, math.inf)]
+)
+def test_a_part_that_overflows_is_noise_alone(size, multiplier) -> None:
+    """No exception, which the server would see: it may send any network, so it could bisect."""
+    update = torch.tensor([size, *[0.0] * 999], dtype=torch.float64)
+    made = shares(10)
+    part = unpack_vector(made.part(update, multiplier, 7, Noise()), made.bits)
+    assert part.std() == pytest.approx(made.deviation / math.sqrt(7), rel=0.2)
+
+
 def test_each_client_is_in_a_sum_by_a_coin_of_its_own(monkeypatch) -> None:
     monkeypatch.setattr(Noise, "normal", lambda _, count, *__: np.zeros(count))
     settings = Settings(rounds=10, participation=0.25, privacy={**TERMS, "noise_multiplier": 2.0})

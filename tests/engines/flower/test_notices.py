@@ -29,32 +29,33 @@ def lines(caplog, words):
 
 
 @pytest.mark.parametrize(
-    ("tamper", "counter", "begins", "ends"),
+    ("tamper", "counter", "begins", "counts"),
     [
         (
             poisoned,
             "refused",
             "round 1: answer of 'place' refused: update: holds numbers that are not finite",
-            f"client 'place' was refused in {LAST_BAD} of {ROUNDS} rounds",
+            f"0 orders were not answered, and {LAST_BAD} answers refused",
         ),
         (
             silent,
             "missed",
             "round 1: client 'place' left out: no answer",
-            f"client 'place' was left out in {LAST_BAD} of {ROUNDS} rounds",
+            f"{LAST_BAD} orders were not answered, and 0 answers refused",
         ),
     ],
     ids=["refused", "silent"],
 )
 def test_a_trouble_of_five_rounds_is_one_line_and_a_count(
-    tamper, counter, begins, ends, tmp_path: Path, caplog
+    tamper, counter, begins, counts, tmp_path: Path, caplog
 ):
     together = Together(tmp_path, patience=NEVER_SUSPENDED)
     together.exchange.tamper = tamper
     together.run()
-    together.server.notices.sum_up(together.server.round)
+    together.server.sum_up()
     assert together.server.round == ROUNDS
     assert getattr(together.server, counter)["place"] == LAST_BAD
+    ends = f"client 'place' took part in {ROUNDS - LAST_BAD} of {ROUNDS} rounds: {counts}"
     assert lines(caplog, "'place'") == [begins, ends]
 
 
@@ -67,6 +68,6 @@ def test_a_restarted_server_goes_on_with_its_log(tmp_path: Path, caplog):
     after.exchange.tamper = silent
     after.server.load_state_dict(state)
     after.run()
-    after.server.notices.sum_up(after.server.round)
+    after.server.sum_up()
     assert len(lines(caplog, "'place' left out")) == 1
-    assert lines(caplog, f"left out in {LAST_BAD} of {ROUNDS} rounds")
+    assert lines(caplog, f": {LAST_BAD} orders were not answered")

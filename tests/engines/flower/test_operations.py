@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import ssl
 import stat
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
+
+import httpx
 
 import fedgradnorm as fgn
 import toys
@@ -27,9 +32,12 @@ from fedgradnorm._flower.serving import _Serving, check_registered, run_folder
 from fedgradnorm._flower.setup import init_federation, make_keys, register, registered, revoke
 from fedgradnorm._flower.status import read_status, write_status
 from fedgradnorm._flower.wire.messages import Refused
+from fedgradnorm._flower.wire.reasons import why
+from fedgradnorm._flower.wire.transport import Lost
 from fedgradnorm.experiments._config.config_file import load_config
 
 CLIENTS = ("a", "b", "c")
+BROKEN = ("-----BEGIN", "-----BEGAN")
 
 
 def made(folder: Path, private: bool = False) -> Path:
@@ -100,12 +108,21 @@ def test_a_revoked_key_never_comes_back_and_a_new_one_may(tmp_path):
     old = revoke(folder, "b")
     assert sorted(registered(folder)) == ["a", "c"]
     check_registered(folder, read_federation(folder))  # the others may go on
-    with pytest.raises(fgn.ConfigError, match="was revoked"):
+    with pytest.raises(fgn.ConfigError, match="was revoked or replaced"):
         register(folder, [old])
     register(folder, [make_keys(homes[1], "b", renew=True)])
     assert sorted(registered(folder)) == list(CLIENTS)
     events = [(line["event"], line.get("client")) for line in Audit(folder).lines()]
     assert events[-2:] == [("revoked", "b"), ("registered", "b")]
+
+
+def test_a_key_that_was_replaced_never_comes_back(tmp_path):
+    folder = tmp_path / "fed"
+    homes = init_federation(folder, CLIENTS, ("localhost",))
+    old = registered(folder)["b"]
+    register(folder, [make_keys(homes[1], "b", renew=True)])
+    with pytest.raises(fgn.ConfigError, match="was revoked or replaced"):
+        register(folder, [old])
 
 
 def test_an_audit_log_shows_every_change(tmp_path):
@@ -236,22 +253,32 @@ def test_too_few_clients_end_a_run_with_one_line_at_its_deadline(tmp_path):
             "a list of names",
         ),
         ("federation.toml", ("port = ", "port = 7"), "port must be from 1 to 65535"),
+        ("federation.toml", ("wait = 3600.0", "wait = -1.0"), "wait must be > 0"),
         ("client.toml", ("localhost:", "localhost:x"), "a host and a port"),
         ("client.toml", ("localhost:", ""), "a host and a port"),
-        ("ca.pem", ("-----BEGIN", "-----BEGAN"), "no certificate can be read from it"),
+        ("ca.pem", BROKEN, "no certificate can be read from it"),
+        ("client.key", BROKEN, "no private key can be read from it"),
+        ("server.pem", BROKEN, "server.key is missing or damaged"),
+        ("server.key", BROKEN, "server.key is missing or damaged"),
+        ("state/approvals.json", ("{}", "{"), "remove it, and approve each run again"),
     ],
 )
 def test_a_wrong_file_is_one_line(file, change, words, tmp_path):
     machines = Machines(tmp_path, rounds=3)
     home = machines.homes["class"]
-    path = (machines.federation if file == "federation.toml" else home) / file
+    on_server = file.startswith(("federation", "server"))
+    path = (machines.federation if on_server else home) / file
+    if not path.exists():
+        path.parent.mkdir()
+        path.write_text("{}")
     path.write_text(path.read_text().replace(*change))
-    if file == "federation.toml":
+    if on_server:
         code, out = cli("serve", machines.config, "--federation", machines.federation)
     else:
         code, out = cli("join", home / "client.toml", "--once")
     assert (code, words in " ".join(out.split())) == (2, True), out
     assert "Traceback" not in out
+    assert not machines.run.exists()
 
 
 def test_init_after_a_kill_and_with_any_host(tmp_path):
@@ -296,15 +323,36 @@ def test_an_empty_node_file_is_that_of_no_node(tmp_path):
     assert join.node_of(path) == 17
 
 
-def test_a_clock_that_steps_does_not_end_join(monkeypatch, tmp_path, caplog):
-    """The server would refuse this machine's signatures; join waits until somebody sets a clock."""
-    given = read_client(Machines(tmp_path, rounds=3).homes["class"] / "client.toml")
-    ahead = iter([30.0, -400.0, 0.0])
-    monkeypatch.setattr(
-        join, "check_server", lambda *_: join.check_clock("s", 1000.0, 1000.0 + next(ahead))
-    )
+def test_a_clock_that_steps_does_not_end_join(monkeypatch, caplog):
+    """The server refuses this machine's signatures; join waits until somebody sets a clock."""
+    steps = iter([30.0, -400.0])
+
+    def check_let_in() -> None:
+        for ahead in steps:
+            stamp = format_datetime(datetime.now(UTC) - timedelta(seconds=ahead))
+            response = httpx.Response(401, headers={"date": stamp}, text="not signed")
+            refused = httpx.HTTPStatusError(
+                "", request=httpx.Request("POST", "/"), response=response
+            )
+            raise why("here:9092", refused)
+
     monkeypatch.setattr(join.time, "sleep", lambda _: None)
-    join._until_trusted(given)
-    assert "30 s ahead of" in caplog.text
-    assert "400 s behind" in caplog.text
-    assert next(ahead, None) is None
+    join._until_let_in(check_let_in)
+    assert "s ahead of the clock of here:9092" in caplog.text
+    assert "s behind the clock of here:9092" in caplog.text
+
+
+@pytest.mark.parametrize(("code", "kind"), [(10, Lost), (9, Lost), (62, fgn.ConfigError)])
+def test_a_certificate_that_is_out_of_date_may_be_a_clock_that_is_not_set_yet(code, kind):
+    cause = ssl.SSLCertVerificationError("refused")
+    cause.verify_code, cause.verify_message = code, "certificate is not yet valid"
+    error = httpx.ConnectError("refused")
+    error.__cause__ = cause
+    assert type(why("here:9092", error)) is kind
+    assert "nothing was sent" in str(why("here:9092", error))
+
+
+def test_a_server_that_dies_during_the_handshake_does_not_end_join():
+    error = httpx.ConnectError("EOF occurred in violation of protocol")
+    error.__cause__ = ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
+    assert type(why("here:9092", error)) is Lost

@@ -16,7 +16,6 @@ from engines.flower.direct import Together
 from engines.flower.secret import Secret, five
 from fedgradnorm._flower.agreement import agree
 from fedgradnorm._flower.attendance import Patience
-from fedgradnorm._flower.federation_file import FederationFile
 from fedgradnorm._flower.private.private_terms import PrivateTerms
 from fedgradnorm._flower.private.verified_sums import parted
 from fedgradnorm._flower.wire.messages import Refused
@@ -220,14 +219,12 @@ def test_other_terms_are_another_agreement():
             PrivateTerms(public_keys("abc"), longest=longest)
 
 
-def test_a_client_with_several_tasks_is_refused_on_both_sides(tmp_path):
+def test_a_client_with_several_tasks_is_refused(tmp_path):
     x = torch.randn(20, 6, dtype=torch.float64)
     tasks = {"one": fgn.regression(1), "two": fgn.regression(1)}
     several = fgn.Client("several", tasks=tasks, train=(x, {"one": x[:, :1], "two": x[:, 1:2]}))
-    with pytest.raises(fgn.ConfigError, match="'several' has several tasks; a private federation"):
+    with pytest.raises(fgn.ConfigError, match="'several' has 2 tasks; a client of a federation"):
         Secret(tmp_path, clients=lambda: [*five()[:3], several])
-    with pytest.raises(fgn.ConfigError, match="a private federation has one task a client"):
-        FederationFile(list("abc"), "localhost:1", private=True, several={"a": ["one", "two"]})
 
 
 def lying(secret: Secret, change) -> None:

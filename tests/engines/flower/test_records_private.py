@@ -187,7 +187,7 @@ def test_a_clients_own_file_says_what_it_promises(tmp_path: Path) -> None:
     (tmp_path / "client.toml").write_text(CLIENT)
     given = read_client(tmp_path / "client.toml")
     config = given.run_config()
-    (client,) = given.load(config)
+    client = given.load(config)
     assert client.privacy == fgn.Privacy(2.0, 1e-6, ledger=str(tmp_path / "spent"))
     plain = load_config(tmp_path / "run.toml")
     assert agree(config).digest == agree(plain).digest  # the server need not know

@@ -7,6 +7,7 @@ import socket
 import ssl
 import time
 from contextlib import suppress
+from datetime import timedelta
 
 import pytest
 
@@ -26,15 +27,20 @@ from engines.flower.wire import (
 import httpx
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.date import now
 from flwr.supercore.protobuf.client import ProtobufRequestContext
+from flwr.supernode import node_auth_http_interceptor
 
 import fedgradnorm as fgn
-from fedgradnorm._flower import join
+from fedgradnorm._flower.setup import make_keys, registered
 from fedgradnorm._flower.trying import free_port
-from fedgradnorm._flower.wire.flower import STARTING, FlowerServer
+from fedgradnorm._flower.wire import reasons
+from fedgradnorm._flower.wire.flower import STARTING, FlowerClient, FlowerServer
+from fedgradnorm._flower.wire.keys import public_key_pem
 from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm._flower.wire.process import SuperLink
 from fedgradnorm._flower.wire.request_filter import HEAD
+from fedgradnorm._flower.wire.transport import Lost
 
 pytestmark = pytest.mark.slow
 
@@ -244,12 +250,44 @@ def signed_head(wire: Wire, length: int) -> bytes:
 
 
 def test_a_wrong_clock_is_named(live, monkeypatch):
-    server, authority, real = f"localhost:{live.port}", live.federation / "ca.pem", time.time
-    join.check_server(server, authority)
+    """By the time that the server's answer shows."""
+    home = live.federation / "clients" / "good"
+    client, real = FlowerClient(live.operator.address, home / "ca.pem", home / "client.key"), now
     for shift, words in ((60, r"(59|6[0-9]) s ahead of"), (-400, r"(39[0-9]|400|401) s behind")):
-        monkeypatch.setattr(join.time, "time", lambda shift=shift: real() + shift)
-        with pytest.raises(fgn.ConfigError, match=words):
-            join.check_server(server, authority)
+        seconds = timedelta(seconds=shift)
+        monkeypatch.setattr(node_auth_http_interceptor, "now", lambda by=seconds: real() + by)
+        monkeypatch.setattr(reasons.time, "time", lambda by=shift: real().timestamp() + by)
+        with pytest.raises(Lost, match=words):
+            client.check_let_in()
+
+
+def test_keys_change_more_than_once_while_a_run_is_served(live, tmp_path):
+    """A renewal, then a revocation: the SuperLink lists all nodes that it has ever known."""
+    known = {n: public_key_pem(one.key.encode()) for n, one in registered(live.federation).items()}
+    homes = [tmp_path / "old", tmp_path / "new"]
+    keys = [public_key_pem(make_keys(home, "third").key.encode()) for home in homes]
+    old, new = (
+        FlowerClient(live.operator.address, live.federation / "ca.pem", home / "client.key")
+        for home in homes
+    )
+    live.operator.register({**known, "third": keys[0]})
+    old.check_let_in()
+    live.operator.register({**known, "third": keys[1]})
+    new.check_let_in()
+    with pytest.raises(Lost, match=r"does not let this client in .*must be registered there"):
+        old.check_let_in()
+    live.operator.register(known)
+    live.operator.register(known)
+    with pytest.raises(Lost, match="does not let this client in"):
+        new.check_let_in()
+
+
+def test_a_server_that_is_gone_is_named(live):
+    address = f"localhost:{free_port()}"
+    home = live.federation / "clients" / "good"
+    client = FlowerClient(address, home / "ca.pem", home / "client.key")
+    with pytest.raises(Lost, match=f"{address} does not answer"):
+        client.check_let_in()
 
 
 def test_a_taken_port_is_named(live, tmp_path):

@@ -88,6 +88,8 @@ class PrivateCoordinator(Coordinator):
                 reason = str(error)
             words = "round %d: %s (attempt %d of %d; the next has new masks)"
             log.warning(words, self.round + 1, reason, attempt, self.patience.attempts)
+            if attempt < self.patience.attempts:
+                self._await(cohort, needed)
         self.out = set()
         raise TrainingError(
             f"round {self.round + 1}: {reason}; look at the clients' logs, then go on with --resume"
@@ -208,9 +210,8 @@ class PrivateCoordinator(Coordinator):
 
     def _refuse(self, name: str, why: str) -> None:
         """Name, count and leave out whoever sent what does not fit."""
-        self.refused[name] += 1
+        self._count(self.refused, name, "answer of %r refused: %s", why)
         self.out.add(name)
-        self.notices.collected(self.round + 1, {}, {name: why})
         self.attendance.missed(name, self.round, refused=True)
 
     def _private_step(self, asked: list[str], at: Gathering, words: Words) -> Progress:

@@ -87,9 +87,10 @@ class PrivateTerms:
         """The clients of a round, as every client finds out by itself.
 
         A share of the clients is drawn by the seed and all keys: whoever chooses the seed does not
-        know the keys. Clients that add noise are all asked in every round.
+        know the keys. The order in the file, which no fingerprint covers, plays no part. Clients
+        that add noise are all asked in every round.
         """
-        names, share = list(self.clients), settings.participation
+        names, share = sorted(self.clients), settings.participation
         if settings.privacy is not None:
             return names
         if isinstance(share, (int, float)):

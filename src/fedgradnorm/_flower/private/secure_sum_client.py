@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._errors import ConfigError, RunFolderError
+from fedgradnorm._errors import RunFolderError
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.client_session import ClientSession, batch_row
 from fedgradnorm._flower.own_history import OwnHistory
@@ -58,21 +58,16 @@ class SecureSumClient:
     def __init__(
         self,
         network: nn.Module,
-        client: Client | Sequence[Client],
+        client: Client,
         agreement: Agreement,
         folder: Path,
         signer: Signer,
         weighting: Weighting,
     ) -> None:
         self.client = ClientSession(network, client, agreement, folder)
-        self.rows, self.agreement, self.folder = self.client.rows, agreement, folder
-        if self.client.tasks:
-            raise ConfigError(
-                f"client {self.rows[0].owner!r} has several tasks; a private federation has one "
-                "task a client: give each task to a client of its own"
-            )
+        self.agreement, self.folder, self.privacy = agreement, folder, self.client.privacy
         assert agreement.private is not None
-        self.name, self.like = self.rows[0].name, self.client.like
+        self.name, self.like = self.client.name, self.client.like
         self.terms, self.signer = agreement.private, signer
         self.revealed = Revealed(folder / REVEALED)
         noisy = agreement.settings.privacy is not None  # then the noise protects in every network
@@ -262,6 +257,12 @@ class SecureSumClient:
         if self.bound is not None:
             known = kept["shared"] if kept else self._first_network
             self.bound.check(order.shared, known, max(before, 0), order.round)
+            seen = kept and self.revealed.seen(kept["network"], Phase.UPDATE)
+            if seen and order.state_round <= kept["state_round"]:
+                raise Unsafe(
+                    f"round {order.round} begins from the state before round {before}, whose sum "
+                    "was seen: the difference of the two would show single clients"
+                )
         plain = Order(
             "train", order.run, order.digest, order.round, order.state_round, order.shared
         )

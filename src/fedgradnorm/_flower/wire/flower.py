@@ -7,21 +7,30 @@ A client here is one resident process that keeps its data, its network and its s
 the SuperLink opens nothing but the clients' own interface. Flower has no public way to do either,
 so these internals are used:
 
-==============================================  ===================================================
-``superlink.main``, ``superlink.cli``           the SuperLink's web application, behind the request
-                                                filter and with our connections (:func:`main`)
-``superlink.routers.fleet.node_auth``           checks a request's signature before its body is
-                                                read (:class:`Fleet`)
-``supercore.protobuf.translation``, ``proto``   reads a request as the SuperLink will, to check that
-                                                a client answers for itself alone
-``supercore.control``, ``supercore.runtime``,   registers keys, starts a run and fetches answers
-``superlink.grid``                              client by client; ``Grid.pull_messages`` waits for
-                                                all parts of all of them (:class:`FlowerServer`)
-``supercore.inflatable``                        puts a message together from parts that a client
-                                                sent, within our limits
-``supernode.fleet_http_connection``             the node's connection, without the process that
-                                                runs the server's program (:class:`FlowerClient`)
-==============================================  ===================================================
+===============================================  ==================================================
+``superlink.main``, ``superlink.cli``,           the SuperLink's web application, behind the
+``supercore.app_utils``                          request filter and with our connections; it ends
+                                                 with the server's process (:func:`main`)
+``superlink.routers.fleet.node_auth``            checks a request's signature before its body is
+                                                 read (:class:`Fleet`)
+``supercore.protobuf.translation``, ``proto``    reads a request as the SuperLink will, to check
+                                                 that a client answers for itself alone
+``supercore.control``, ``supercore.runtime``,    registers keys, starts a run and fetches answers
+``superlink.grid``, ``supercore.interceptors``   client by client; ``Grid.pull_messages`` waits for
+                                                 all parts of all of them (:class:`FlowerServer`)
+``cli.build``, ``supercore.fab``,                what a run of Flower's must have to be started: a
+``common.serde``, ``supercore.heartbeat``,       program, here an empty one, and the heartbeat of
+``supercore.task_identity``                      the task that sends its messages
+``supercore.inflatable``                         puts a message together from parts that a client
+                                                 sent, within our limits
+``supernode.fleet_http_connection``,             the node's connection, without the process that
+``supernode.fleet_http_client``,                 runs the server's program, and whether the node is
+``supernode.node_auth_http_interceptor``,        let in (:class:`FlowerClient`)
+``supercore.primitives``
+``supercore.retry``, ``supercore.error``,        how often a request is repeated, and what Flower
+``supercore.run``, ``supercore.constant``,       raises and calls things
+``common.constant``
+===============================================  ==================================================
 
 Of the public interface (``flwr.app``) it uses messages, records and arrays. A message of ours is
 one array of bytes, so Flower sends it in pieces of ``CHUNK`` bytes.
@@ -39,12 +48,12 @@ import os
 import time
 from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives import serialization
@@ -74,7 +83,7 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
 )
 from flwr.supercore.app_utils import start_parent_process_monitor
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TaskType
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, NodeStatus, TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
@@ -94,6 +103,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     push_objects,
 )
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.translation import (
     PROTOBUF_REQUEST_TYPES,
     ProtobufTranslationMiddleware,
@@ -112,6 +122,7 @@ from fedgradnorm._errors import ConfigError, TrainingError
 from fedgradnorm._flower.wire import process
 from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm._flower.wire.process import SuperLink
+from fedgradnorm._flower.wire.reasons import why
 from fedgradnorm._flower.wire.request_filter import (
     HEADER,
     Rejected,
@@ -405,15 +416,17 @@ class FlowerServer:
 
     def register(self, keys: Mapping[str, bytes]) -> None:
         """Let exactly these clients in, by their public keys; all other keys are let in no more."""
-        known = {node.public_key: node.node_id for node in self._answering().nodes_info}
-        for key, node in known.items():
-            if key not in keys.values():
-                self._control.UnregisterNode(UnregisterNodeRequest(node_id=node))
-        for name, key in keys.items():
-            if key not in known:
-                request = RegisterNodeRequest(public_key=key, name=name)
-                known[key] = self._control.RegisterNode(request).node_id
-            self.nodes[name] = known[key]
+        listed = self._answering().nodes_info  # also those that were let in once and are no more
+        known = {n.public_key: n.node_id for n in listed if n.status != NodeStatus.UNREGISTERED}
+        with self._reached():
+            for key, node in known.items():
+                if key not in keys.values():
+                    self._control.UnregisterNode(UnregisterNodeRequest(node_id=node))
+            for name, key in keys.items():
+                if key not in known:
+                    request = RegisterNodeRequest(public_key=key, name=name)
+                    known[key] = self._control.RegisterNode(request).node_id
+                self.nodes[name] = known[key]
 
     def _answering(self) -> Any:
         """The SuperLink's list of nodes, as soon as it answers."""
@@ -435,6 +448,10 @@ class FlowerServer:
 
     def start(self) -> None:
         """Begin a run of Flower's; messages travel within it."""
+        with self._reached():
+            self._start()
+
+    def _start(self) -> None:
         fab, _ = build_fab_from_files({"pyproject.toml": _APP})
         packed = fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
         run = self._control.StartRun(StartRunRequest(fab=packed)).run_id
@@ -468,16 +485,14 @@ class FlowerServer:
 
     def connected(self) -> list[str]:
         """The registered clients that are connected."""
-        try:
+        with self._reached():
             here = set(self._running.get_node_ids())
-        except LOSSES as error:
-            raise self._lost(error) from error
         return [name for name, node in self.nodes.items() if node in here]
 
     def send(self, client: str, message: bytes, room: int, seconds: float) -> None:
         """Put an order where the client looks for orders; see ``ServerTransport``."""
         now = time.monotonic()
-        try:
+        with self._reached():
             if self._here is None:
                 self._here = set(self._running.get_node_ids())
             node = self.nodes.get(client, -1)
@@ -488,26 +503,23 @@ class FlowerServer:
             for key in self._running.push_messages([order]):
                 if key:
                     self._expected.append(Incoming(client, node, key, Limits(room), now))
-        except LOSSES as error:
-            raise self._lost(error) from error
 
     def collect(self, deadline: float) -> Iterator[Reply]:
         """Replies as they come; see ``ServerTransport``."""
         expected, self._expected, self._here = self._expected, [], None
         yield from (one for one in expected if isinstance(one, Reply))
         waiting = [one for one in expected if isinstance(one, Incoming)]
-        try:
+        with self._reached():
             yield from collect(waiting, Store(self._running), deadline)
-        except LOSSES as error:
-            raise self._lost(error) from error
 
-    def _lost(self, error: BaseException) -> TrainingError:
-        """Why the SuperLink does not answer, as far as it can be known."""
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """A TrainingError where the SuperLink does not answer: why, as far as it can be known."""
         try:
+            yield
+        except LOSSES as error:
             self.link.check()
-        except TrainingError as ended:
-            return ended
-        return TrainingError(f"{LOST}: {error or type(error).__name__}")
+            raise TrainingError(f"{LOST}: {error or type(error).__name__}") from error
 
     @property
     def _running(self) -> _Grid:
@@ -527,19 +539,6 @@ class FlowerServer:
                 log.info("the SuperLink was not told that the run is over: %s", error)
             self._grid.close()
         self._control.close()
-
-
-class Source(Protocol):
-    """Where answers lie until they are taken."""
-
-    def tree(self, asked: str) -> ObjectTree | None:
-        """The parts of the answer to an order, or None while there is none."""
-
-    def part(self, name: str) -> bytes | None:
-        """One part, None while it is not there; refused if it never will be."""
-
-    def forget(self, root: str) -> None:
-        """Let a message go: it was taken, or is given up."""
 
 
 class Store:
@@ -600,7 +599,7 @@ class Incoming:
     missing: list[str] = field(default_factory=list)
     parts: dict[str, bytes] = field(default_factory=dict)
 
-    def take(self, source: Source) -> Message | None:
+    def take(self, source: Store) -> Message | None:
         """The whole answer, or None while some of it is not there; never waits.
 
         An error is a text of the client, or of Flower in its place; who says it changes nothing.
@@ -626,7 +625,7 @@ class Incoming:
                 raise Refused("its message answers to an order that it was not given")
         return message
 
-    def content(self, source: Source) -> Content | None:
+    def content(self, source: Store) -> Content | None:
         """The answer, or why it is refused, or the client's own word for what went wrong.
 
         Nothing else of it is held from here on. The error is a new one, for the frames that it was
@@ -650,7 +649,7 @@ class Incoming:
         return found
 
 
-def collect(expected: Iterable[Incoming], source: Source, deadline: float) -> Iterator[Reply]:
+def collect(expected: Iterable[Incoming], source: Store, deadline: float) -> Iterator[Reply]:
     """Each client's reply as soon as it is whole; nobody is waited for beyond ``deadline``.
 
     Then each is looked at once more: an answer that lies there is used, however long the others'
@@ -677,25 +676,24 @@ def collect(expected: Iterable[Incoming], source: Source, deadline: float) -> It
 # -------------------------------------------------------------------------------------------------
 
 PULL = 60.0  # seconds that the parts of an order have to come
+AGAIN = 20.0  # seconds for which a lost request is repeated
+PROBE = 60.0  # seconds until Flower would forget a node whose process was killed meanwhile
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 
 class FlowerClient:
-    """A client's transport, connected while it is entered; lost requests are repeated.
+    """A client's transport, connected while it is entered; repeats lost requests for a while."""
 
-    ``before`` is the node of an earlier process of this client, which may not have ended well:
-    Flower would hold it for taken until a minute without heartbeats.
-    """
-
-    def __init__(self, address: str, authority: Path, key: Path, before: int | None = None) -> None:
-        self.address, self.authority, self.keys = address, str(authority), read_key(key)
-        self.before, self._stack = before, ExitStack()
+    def __init__(self, address: str, authority: Path, key: Path) -> None:
+        self.address, self.keys = address, read_key(key)
+        self.authority = authority.read_bytes()
+        self._stack = ExitStack()
         self._order: Message | None = None
 
     def __enter__(self) -> FlowerClient:
-        if self.before is not None:
-            self._deactivate(self.before)
-        connection = http_request_response(self.address, False, self.authority, self.keys)
+        connection = http_request_response(
+            self.address, False, self.authority, self.keys, max_wait_time=AGAIN
+        )
         self.node, self._receive, self._send, _, _, self._pull, self._push, self._confirm = (
             self._stack.enter_context(connection)
         )
@@ -704,26 +702,39 @@ class FlowerClient:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def _deactivate(self, node: int) -> None:
+    def check_let_in(self, before: int | None = None) -> None:
+        """Raise ``why`` unless the server lets this client in: Flower's own connection would exit.
+
+        ``before`` is the node of an earlier process of this client, which may not have ended well:
+        Flower would hold it for taken until a minute without heartbeats.
+        """
         about = RuntimeVersionHttpInterceptor(component_name="SuperNode")
         with FleetHttpClient.from_server_address(
             self.address, False, self.authority, [about, NodeAuthHttpInterceptor(*self.keys)]
         ) as client:
+            if before is not None:
+                with suppress(httpx.HTTPError, RuntimeError):
+                    client.DeactivateNode(DeactivateNodeRequest(node_id=before))
+            key = public_key_to_bytes(self.keys[1])
+            request = ActivateNodeRequest(public_key=key, heartbeat_interval=PROBE)
             try:
+                node = client.ActivateNode(request).node_id
                 client.DeactivateNode(DeactivateNodeRequest(node_id=node))
             except (httpx.HTTPError, RuntimeError) as error:
-                log.info("node %d was not held any more: %s", node, error)
+                raise why(self.address, error) from error
 
     def receive(self) -> bytes | None:
         """The next whole order; refused unless it is the server's, to this client."""
-        found = self._receive()
-        if found is None:
-            return None
         try:
+            found = self._receive()
+            if found is None:
+                return None
             self._order = self._whole(*found)
         except RunNotRunningException:
             log.info("the server's run is over; waiting for the next")
             return None
+        except httpx.HTTPError as error:
+            raise why(self.address, error) from error
         return unwrapped(self._order.content)
 
     def _whole(self, head: Message, tree: ObjectTree) -> Message:
@@ -763,6 +774,8 @@ class FlowerClient:
                 push_objects(objects, partial(push, session), object_ids_to_push=wanted)
         except RunNotRunningException:
             log.info("the server's run is over; waiting for the next")
+        except httpx.HTTPError as error:
+            raise why(self.address, error) from error
 
 
 def check_order(about: Metadata, node: int) -> None:

@@ -33,8 +33,6 @@ SLACK = 4096  # bytes of a message beyond its arrays and long values: names, num
 EACH = 64  # bytes of one number of the facts, beyond its name
 TOLERANCE = 1e-3  # relative, between a gradient norm and the update that it is reported for
 ABSURD = 1e30  # no loss, ratio or length of a running training is as large
-PRESENT = "there"
-"""Whether one of several tasks took part: 0 where the round's batches have no label of it."""
 
 
 class Refused(FedGradNormError):
@@ -185,13 +183,6 @@ def exactly(wanted: Any, name: str, value: Any) -> Any:
     return value
 
 
-def numbers(name: str, value: Any) -> list[float]:
-    """A short list of finite numbers."""
-    if not isinstance(value, list) or len(value) > 1000:
-        raise Refused(f"{name}: not a short list of numbers")
-    return [_number(name, one) for one in value]
-
-
 def table(name: str, value: Any) -> dict[str, Any]:
     """A table whose content is checked by whoever reads it."""
     if not isinstance(value, dict):
@@ -205,18 +196,21 @@ def _number(name: str, value: Any) -> float:
     raise Refused(f"{name}: not a finite number of at most {ABSURD:.0e}")
 
 
+def weight(name: str, value: Any) -> float | None:
+    """A number; None before the client's first round."""
+    return None if value is None else _number(name, value)
+
+
 def possible(name: str, value: Any) -> float:
     """A number that an honest client can have computed.
 
     A loss of 0 is possible, and so is its ratio. A custom loss may be negative, but then it has no
     ratio: choose a method that needs none.
     """
-    number, kind = _number(name, value), name.partition("/")[0]
-    if kind == PRESENT and number not in (0, 1):
-        raise Refused(f"{name}: {number:.3g} is neither 0 nor 1")
-    if kind in ("loss_ratio", "grad_norm") and number < 0:
+    number = _number(name, value)
+    if name in ("loss_ratio", "grad_norm") and number < 0:
         raise Refused(f"{name}: {number:.3g} is negative")
-    if kind == "size" and not (number >= 1 and number.is_integer()):
+    if name == "size" and not (number >= 1 and number.is_integer()):
         raise Refused(f"size: {number:.6g} is not a whole number >= 1")
     return number
 
@@ -226,9 +220,8 @@ class Order:
     """A server's request to one client.
 
     ``digest`` identifies the agreed settings, ``state_round`` how many rounds the client has
-    completed according to the server, ``weights`` the weight of each of its tasks after its last
-    one. ``head`` is the shared head of the client's ``group``; None where its head is personal.
-    ``updates`` is how many updates the answer has: one, or one for each of several tasks.
+    completed according to the server, ``weight`` its weight after the last one. ``head`` is the
+    shared head of the client's ``group``; None where its head is personal.
     """
 
     kind: Kind
@@ -239,13 +232,12 @@ class Order:
     shared: Tensor
     group: str = ""
     head: Tensor | None = None
-    updates: int = 1
-    weights: Sequence[float] = ()
+    weight: float | None = None
 
     def encoded(self) -> bytes:
         """The message."""
-        names = ("kind", "run", "digest", "round", "state_round")
-        facts = {name: getattr(self, name) for name in names} | {"weights": list(self.weights)}
+        names = ("kind", "run", "digest", "round", "state_round", "weight")
+        facts = {name: getattr(self, name) for name in names}
         arrays = {"shared": self.shared}
         if self.head is not None:
             facts["group"], arrays["head"] = self.group, self.head
@@ -254,19 +246,19 @@ class Order:
     def room(self) -> int:
         """Bytes of the largest answer."""
         head = 0 if self.head is None else self.head.nbytes
-        return largest_answer(self.updates * self.shared.nbytes, head, self.updates)
+        return largest_answer(self.shared.nbytes, head)
 
 
-def largest_answer(update: int, head: int, tasks: int = 1) -> int:
+def largest_answer(update: int, head: int) -> int:
     """Bytes of the largest answer with an update and a head of so many bytes."""
-    return SLACK * (1 + tasks) + update + head
+    return 2 * SLACK + update + head
 
 
 def order_schema(shared: Tensor, group: str = "", head: Tensor | None = None) -> Schema:
     """What an order must have; ``shared`` and ``head`` are tensors like those in it."""
     facts: dict[str, Check] = {
         "kind": _kind, "run": word, "digest": text, "round": count, "state_round": count,
-        "weights": numbers,
+        "weight": weight,
     }  # fmt: skip
     arrays = {"shared": like(shared)}
     if head is not None:
@@ -298,9 +290,7 @@ def decode_order(
 class Answer:
     """A client's reply: the update and the agreed scalars; ``state_round`` is its new state's.
 
-    ``head`` is present where the order had one. An answer to ``finish`` has none of them. A client
-    with several tasks sends one answer: its update is [tasks, numbers], and its scalars end with
-    the name of their task, as in "loss/state"; "there/state" is whether there was a label.
+    ``head`` is present where the order had one. An answer to ``finish`` has none of them.
     """
 
     run: str
@@ -311,51 +301,22 @@ class Answer:
     group: str = ""
     head: Tensor | None = None
 
-    def of_tasks(self, tasks: Sequence[str]) -> dict[str, tuple[Tensor, dict[str, float]]]:
-        """Update and scalars of each task that took part; of one without a name where none is."""
-        assert self.update is not None
-        if not tasks:
-            return {"": (self.update, dict(self.scalars))}
-        found = {}
-        for row, task in enumerate(tasks):
-            own = {k.removesuffix(f"/{task}"): v for k, v in self.scalars.items() if _of(k, task)}
-            if own.pop(PRESENT):
-                found[task] = self.update[row], own
-        return found
-
-
-def _of(key: str, task: str) -> bool:
-    return key.endswith(f"/{task}") and "/" not in key.removesuffix(f"/{task}")
-
-
-def scalars_of(scalars: Sequence[str], tasks: Sequence[str]) -> tuple[str, ...]:
-    """The names of a client's numbers, for each of its tasks where it has several."""
-    if not tasks:
-        return tuple(scalars)
-    return tuple(f"{name}/{task}" for task in tasks for name in (PRESENT, *scalars))
-
 
 def encode_answer(answer: Answer) -> bytes:
     """The answer as a message."""
     facts = {"run": answer.run, "round": answer.round, "state_round": answer.state_round}
     arrays: dict[str, Tensor] = {}
     if answer.update is not None:
-        arrays["update"] = answer.update.flatten()
+        arrays["update"] = answer.update
     if answer.head is not None:
         facts["group"], arrays["head"] = answer.group, answer.head
     return encode({**facts, **answer.scalars}, arrays)
 
 
-def decode_answer(
-    content: bytes,
-    order: Order,
-    scalars: Sequence[str],
-    longest: float,
-    tasks: Sequence[str] = (),
-) -> Answer:
+def decode_answer(content: bytes, order: Order, scalars: Sequence[str], longest: float) -> Answer:
     """The answer to ``order``, checked: names, types, shape, round, finiteness, length."""
     training = order.kind == "train"
-    names = scalars_of(scalars, tasks) if training else ()
+    names = tuple(scalars) if training else ()
     head = order.head if training else None
     facts: dict[str, Check] = {
         "run": partial(exactly, order.run),
@@ -363,25 +324,16 @@ def decode_answer(
         "state_round": partial(exactly, order.state_round + training),
         **dict.fromkeys(names, possible),
     }
-    count_of = len(tasks) or 1
-    size = (count_of * order.shared.numel(),)
-    arrays: dict[str, Kinds] = {"update": (like(order.shared)[0], size)} if training else {}
+    arrays = {"update": like(order.shared)} if training else {}
     if head is not None:
         facts["group"], arrays["head"] = partial(exactly, order.group), like(head)
     found = decode(content, Schema(facts, arrays, longest=SLACK))
-    told = Answer(order.run, order.round, order.state_round + training)
-    if not training:
-        return told
-    update = found["update"].view(count_of, -1)
-    for what, one in [*(("update", row) for row in update), ("head", found.get("head"))]:
-        length = 0.0 if one is None else float(one.double().norm())
+    for what in arrays:
+        length = float(found[what].double().norm())
         if length > longest:
             raise Refused(f"its {what} has length {length:.3g}, over the {longest:.3g} allowed")
-    update = update if tasks else update[0]
-    own = {name: found[name] for name in names}
-    return Answer(
-        told.run, told.round, told.state_round, update, own, order.group, found.get("head")
-    )
+    own = {name: found.pop(name) for name in names}
+    return Answer(**found, scalars=own)
 
 
 def check_grad_norm(update: Tensor, reported: float, norm_layer: Tensor) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ class SuperLink:
         self, folder: Path, host: str, port: int, database: Path, output: Path, answer: int
     ) -> None:
         self.secret, self.output, self.address = secrets.token_hex(32), output, (host, port)
+        self.folder = folder
         command = [sys.executable, "-P", "-m", "fedgradnorm._flower.wire.flower"]
         command += ["--ssl-ca-certfile", str(folder / CA), "--isolation", "process"]
         command += ["--ssl-certfile", str(folder / SERVER_CERTIFICATE)]
@@ -63,6 +65,20 @@ class SuperLink:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+    def check_files(self) -> None:
+        """A ConfigError unless the certificates and the server's key can be used."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.folder / SERVER_CERTIFICATE, self.folder / SERVER_KEY)
+            context.load_verify_locations(self.folder / CA)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"{self.folder}: {CA}, {SERVER_CERTIFICATE} or {SERVER_KEY} is missing or damaged "
+                f"({why}); restore it from a backup, or make a new federation (fedgradnorm "
+                "federation init)"
+            ) from error
 
     def check_free(self) -> None:
         """A ConfigError that says why, unless a server may listen at the address now."""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
+from fedgradnorm._errors import TrainingError
 from fedgradnorm._flower.wire.messages import Refused
 
 log = logging.getLogger("fedgradnorm")
@@ -26,6 +27,10 @@ log = logging.getLogger("fedgradnorm")
 Respond = Callable[[bytes], bytes]
 Content = bytes | Refused | str
 """A client's answer, why it is refused, or what went wrong."""
+
+
+class Lost(TrainingError):
+    """A client's connection to its server is lost, or was never there; the text says why."""
 
 
 class Reply(NamedTuple):
@@ -57,7 +62,7 @@ class ClientTransport(Protocol):
     """A client's side."""
 
     def receive(self) -> bytes | None:
-        """The next order, None while there is none; Refused if it is not the server's."""
+        """The next order, None while there is none; Refused if not the server's, or Lost."""
 
     def answer(self, reply: bytes | str) -> None:
         """Answer the order received last: a message, or the reason why there is none."""

@@ -112,10 +112,10 @@ class ClientSums:
 
 
 def clipped(updates: Tensor, own: Tensor, clip: float) -> Tensor:
-    """m_i g_i, each row no longer than ``clip``."""
+    """m_i g_i, each row no longer than ``clip``; 0 where the product is not finite."""
     rows = own[:, None] * torch.where(own[:, None] > 0, updates.double(), 0)
     shortened: Tensor = rows * (clip / rows.norm(dim=1).clamp_min(clip))[:, None]
-    return shortened
+    return torch.where(shortened.isfinite().all(dim=1, keepdim=True), shortened, 0)
 
 
 def check_client_level(settings: Settings, weighting: Weighting) -> None:

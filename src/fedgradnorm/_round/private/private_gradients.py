@@ -153,9 +153,7 @@ class PrivateGradients:
         x, y = self._batch(step)
         heads, network = self._load(networks, row), self._network.module
         if not shared:
-            with torch.no_grad():
-                features = network(x) if len(x) else x
-            gradient, _ = self._gradient("head", step, heads, None, features, y)
+            gradient, _ = self._gradient("head", step, heads, *self._features(x), y)
             return networks.new_zeros(1), None, gradient[None]
         parameters = {f"network.{n}": v[0] for n, v in self._shared.views(networks).items()}
         parameters |= heads if own else {}
@@ -165,6 +163,15 @@ class PrivateGradients:
         size = self._shared.size
         own_gradient = gradient[None, size:] if own else None
         return _one(loss).to(networks.device), gradient[None, :size], own_gradient
+
+    @torch.no_grad()
+    def _features(self, x: Tensor) -> tuple[nn.Module | None, Tensor]:
+        """None and the network's features; if they fail for an example, the network and ``x``."""
+        try:
+            return None, self._network.module(x) if len(x) else x
+        except Exception as error:
+            log.warning("client %r: features one by one: %s", self._private.client.name, error)
+            return self._network.module, x
 
     def losses(self, networks: Tensor, row: Row, step: int) -> Tensor:
         """The noisy loss after a step."""
@@ -246,16 +253,19 @@ class PrivateGradients:
 
     @torch.no_grad()
     def _losses(self, x: Tensor, y: Tensor) -> float:
-        """The sum of the examples' clipped losses, with network and head as they are."""
+        """The sum of the examples' clipped losses, with network and head as they are.
+
+        A custom loss sees one example at a time: it may make each loss of all examples.
+        """
         if not len(x):
             return 0.0
-        bound = self._private.bound
+        bound, losses = self._private.bound, torch.zeros(())
         try:
-            losses = self._task.losses(predict(self._network.module, self._head, x), y)
+            if not self._task.has_own_loss:
+                losses = self._task.losses(predict(self._network.module, self._head, x), y)
         except Exception as error:
             log.warning("client %r: losses one by one: %s", self._private.client.name, error)
-            losses = torch.zeros(())
-        if losses.ndim == 0:  # a loss that joins examples, or fails for one of them
+        if losses.ndim == 0:
             pairs = zip(x.split(1), y.split(1), strict=True)
             losses = torch.stack([self._loss(*pair) for pair in pairs])
         return float(clipped_losses(losses, bound).sum())
