@@ -42,14 +42,14 @@ class Hostile:
 
     def __init__(self, folder: Path, rows: slice = slice(None), **terms: Any) -> None:
         self.folder, self.rows, self.batch_size = folder, rows, terms.pop("batch_size", None)
-        self.make, self.head_steps = terms.pop("make", network), terms.pop("head_steps", 0)
+        self.make, self.options = terms.pop("make", network), terms.pop("options", {})
         self.terms = {"epsilon": 3.0, "delta": DELTA, "loss_share": 0.1, **terms}
         self.start()
 
     def start(self) -> None:
         """The client's process, anew from its files."""
-        options = {"rounds": 6, "batch_size": self.batch_size}
-        options["head_steps"], rule = self.head_steps, fgn.GradNorm(rule="direct")
+        options = {"rounds": 6, "batch_size": self.batch_size, "head_steps": 0}
+        options, rule = {**options, **self.options}, fgn.GradNorm(rule="direct")
         self.together = Together(self.folder, rule, self.make, clients=self._clients, **options)
         self.client = self.together.exchange.participants["corner"]
 

@@ -25,6 +25,7 @@ from engines.flower.secret import Secret, five
 from fedgradnorm._flower.attendance import Patience, Rules
 from fedgradnorm._flower.private.network_check import NetworkBound
 from fedgradnorm._flower.private.private_terms import PrivateTerms
+from fedgradnorm._flower.private.summing import Summing
 from fedgradnorm._flower.private.verified_sums import chained, sums_of, told, usable, verified
 from fedgradnorm._flower.wire.messages import Order
 from fedgradnorm._flower.wire.transport import Exchange, InMemory
@@ -307,6 +308,14 @@ def test_sa9_malformed_input_is_named_and_ends_nothing(lie, tmp_path, caplog):
     assert secret.server.attendance.shut_out(VICTIM)  # a decoded answer is not a good one
     assert all(secret.server.refused[name] == 0 for name in OTHERS)
     assert f"answer of '{VICTIM}' refused: " in caplog.text
+
+
+def test_sa9_whatever_a_message_raises_names_its_sender():
+    """Also what no check of a message's form has foreseen."""
+    refused: list[tuple[str, str]] = []
+    summing = Summing(lambda _: {}, lambda _: None, lambda *why: refused.append(why))
+    summing._take(VICTIM, [].index, 7)
+    assert refused == [(VICTIM, "it cannot be read (ValueError)")]
 
 
 @pytest.mark.parametrize("step", ["keys", "letters", "input", "reveal"])
