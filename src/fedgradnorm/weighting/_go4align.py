@@ -24,7 +24,7 @@ class GO4Align(Weighting):
     K-means on the numbers u makes the groups in each round. It starts at their quantiles, so
     groups do not depend on chance or on the order of clients.
     Source: Shen, Wang, Xiao, Van Noord, Worring, "GO4Align: Group optimization for multi-task
-    alignment" (2024), arXiv 2404.06486; scale balance, smoothing and defaults as in the authors' code.
+    alignment" (2024), arXiv 2404.06486; scale balance, smoothing and defaults as in their code.
 
     Args:
         groups: number of groups, 1 or more; with 1, all weights are equal.
