@@ -38,9 +38,9 @@ SURFACE = {
     "fedgradnorm.tasks": """Kind Task binary classification metric multilabel of_kind ordinal
         register regression""",
     "fedgradnorm.weighting": """AFL DWA FAMO IMTLG IMTLL MGDA QFFL AlignedMTL BySize ByTask CAGrad
-        ConFIG DualProj Equal FairGrad FedCMOO FedMGDA GeometricMean GradDrop GradNorm GradVac
-        InverseFirstLoss Krum NashMTL Needs PCGrad RandomWeights Signals Static Steady
-        Tchebycheff TorchJD TrimmedMean UPGrad Uncertainty Weighting""",
+        ConFIG DualProj Equal ExcessMTL FairGrad FedCMOO FedMGDA GO4Align GeometricMean GradDrop
+        GradNorm GradVac InverseFirstLoss Krum NashMTL Needs PCGrad RandomWeights Signals Static
+        Steady Tchebycheff TorchJD TrimmedMean UPGrad Uncertainty Weighting""",
 }
 
 

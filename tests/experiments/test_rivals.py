@@ -147,3 +147,50 @@ def test_a_captured_run_has_the_loops_weights(name: str) -> None:
     captured = train(name, device="cuda", executor="joint", **settings)
     for client in toys.NAMES:
         assert captured.weights[client] == pytest.approx(loop.weights[client], rel=1e-6)
+
+
+def test_famo_with_full_batches_is_its_algorithm() -> None:
+    """Liu et al. 2023, algorithm 1: a batch's losses before and after the network's step."""
+    clients, network, rounds = toys.clients(), toys.network(), 6
+    run = flat.train(
+        toys.network(), clients, weighting=METHODS["famo"].build({"logit_lr": 0.5}), rounds=rounds,
+        batch_size=1000, lr=0.1, server_optimizer="sgd", head_steps=0, executor="loop",
+        eval_every=1,
+    )  # fmt: skip
+    heads = [run.heads[client.name] for client in clients]
+    rows = [(torch.as_tensor(x).double(), torch.as_tensor(y)) for x, y in
+            (client.train for client in clients)]  # fmt: skip
+
+    def losses() -> torch.Tensor:
+        return torch.stack([
+            client.task.loss(head(network(x)), y)
+            for client, head, (x, y) in zip(clients, heads, rows, strict=True)
+        ])  # fmt: skip
+
+    logits = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    of_logits = torch.optim.Adam([logits], lr=0.5)
+    step = torch.optim.SGD(network.parameters(), lr=0.1)
+    shown = run.history[run.history.split == "train"].pivot(
+        index="round", columns="client", values="weight"
+    )[[client.name for client in clients]]
+    for number in range(1, rounds + 1):
+        before, z = losses(), logits.softmax(0)
+        p = (z / before).detach()
+        p = p / p.sum()
+        assert shown.loc[number].to_numpy() == pytest.approx((3 * p).numpy(), rel=1e-6)
+        step.zero_grad()
+        (p * before).sum().backward()
+        step.step()
+        change = before.detach().log() - losses().detach().log()
+        of_logits.zero_grad()
+        (z * change).sum().backward()
+        logits.grad += 1e-3 * logits.detach()
+        of_logits.step()
+    assert (shown.max() > 1.2 * shown.min()).any()
+
+
+def test_fsmgda_is_mgda_with_one_client_per_task() -> None:
+    """So a table with both shows one method twice; with several clients per task they differ."""
+    ours, theirs = train("fsmgda"), train("mgda")
+    pair = (toys.parameters(run.network) for run in (ours, theirs))
+    torch.testing.assert_close(*pair, rtol=1e-6, atol=1e-9)

@@ -104,7 +104,7 @@ SOLVES_PROGRAMS = {"cagrad"}
 """Tens of milliseconds per round: marked slow."""
 
 DEPENDS_ON_UNITS = {
-    "absolute-sgd", "squared-sgd", "uw", "uw-fast", "imtl-l", "imtl-l-fast", "afl"
+    "absolute-sgd", "squared-sgd", "uw", "uw-fast", "imtl-l", "imtl-l-fast", "afl", "go4align"
 }  # fmt: skip
 """Steps as long as the losses or gradients are: multiplying all losses shows."""
 

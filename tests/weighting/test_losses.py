@@ -17,7 +17,9 @@ from fedgradnorm.weighting import (
     FAMO,
     IMTLL,
     QFFL,
+    ExcessMTL,
     GeometricMean,
+    GO4Align,
     GradNorm,
     InverseFirstLoss,
     RandomWeights,
@@ -132,6 +134,65 @@ def test_the_smooth_tchebycheff_lies_between_inverse_loss_and_inverse_first_loss
     torch.testing.assert_close(free, bound(GeometricMean).update(signals))
 
 
+def test_imtl_l_weighs_as_uncertainty_weighting_does() -> None:
+    """Its objective is twice the other's, with the sign of s turned: nothing that Adam sees."""
+    rounds = random_losses(30)
+    ours, theirs = (played(bound(METHODS[name].build), rounds) for name in ("imtl-l", "uw"))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=0)
+
+
+def test_excess_mtl_is_its_algorithm_where_a_client_has_one_parameter() -> None:
+    """He et al. 2024: E = g H^-1 g with H = sqrt(sum of g^2); then p_i exp(eta E_i / E_i0)."""
+    rounds = [everybody(one) for one in draw(11, rounds=12)]
+    squares, first = torch.zeros(5).double(), torch.zeros(5).double()
+    theirs = torch.ones(5).double()
+    weighting = bound(lambda: ExcessMTL(step=0.1))
+    for turn, signals in enumerate(rounds):
+        gradient = signals.grad_norm ** (1 / 6)
+        squares += gradient**2
+        excess = gradient * (1 / squares.sqrt()) * gradient
+        if turn == 0:
+            first = excess
+        else:
+            theirs = theirs * (0.1 * excess / first).exp()
+            theirs = 5 * theirs / theirs.sum()
+        p = weighting.update(replace(signals, grad_norm=gradient))
+        torch.testing.assert_close(p, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_label_noise_gains_no_weight_by_excess_mtl() -> None:
+    """A loss that stays high with a gradient that vanishes has no excess risk left."""
+    (signals,) = losses([9.0, 1.0, 1.0, 1.0, 1.0])
+    norms = [1 / (1 + turn) for turn in range(200)]
+    rounds = [replace(signals, grad_norm=torch.tensor([n, 1.0, 1.0, 1.0, 1.0])) for n in norms]
+    last = played(bound(lambda: ExcessMTL(step=0.1)), rounds)[-1]
+    assert last[0] < last[1]
+
+
+def test_go4align_is_its_equations() -> None:
+    """Shen et al. 2024, with groups found by trying all of them."""
+    weighting, shares = bound(lambda: GO4Align(groups=2, beta=0.01)), torch.ones(5).double() / 5
+    for signals in random_losses(20):
+        shares = shares * torch.exp(-0.01 * signals.loss)
+        shares = shares / shares.sum()
+        indicator = shares * signals.loss.sum() / signals.loss
+        found = weighting.update(signals)
+        groups = [found == value for value in found.unique()]
+        assert len(groups) == 2
+        expected = sum(torch.where(group, indicator[group].mean(), 0) for group in groups)
+        torch.testing.assert_close(found / found.sum(), expected / expected.sum())
+        nearest = torch.stack([(indicator - indicator[group].mean()).abs() for group in groups])
+        assert (torch.stack(groups).double().argmax(0) == nearest.argmin(0)).all()
+
+
+def test_go4align_with_a_group_per_task_is_its_indicators_and_with_one_equal_weights() -> None:
+    (signals,) = losses([1.0, 2.0, 4.0, 8.0, 16.0])
+    alone = bound(lambda: GO4Align(groups=5, beta=0)).update(signals)
+    torch.testing.assert_close(alone, bound(GeometricMean).update(signals))
+    assert bound(lambda: GO4Align(groups=1)).update(signals).tolist() == pytest.approx([1.0] * 5)
+
+
 def test_equal_norms_is_the_balance_of_db_mtl() -> None:
     """DB-MTL adds the gradients of log F_i, each scaled to one norm: Lin et al. 2023, section 3."""
     generator = torch.Generator().manual_seed(3)
@@ -211,6 +272,8 @@ def test_warm_up_rounds_leave_the_weights_at_one() -> None:
         lambda: DWA(every=0),
         lambda: Uncertainty(float("inf")),
         lambda: FAMO(decay=-1),
+        lambda: ExcessMTL(-1),
+        lambda: GO4Align(groups=0),
         lambda: GradNorm(warmup=-1),
     ],
 )

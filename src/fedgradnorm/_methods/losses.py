@@ -1,4 +1,4 @@
-"""Methods whose server sees losses, or nothing."""
+"""Methods whose server sees losses, norms, or nothing."""
 
 from fedgradnorm import weighting as w
 from fedgradnorm._methods.method import Method
@@ -88,4 +88,24 @@ Method(
     summary="smooth maximum of what is left of each loss",
     source="Lin, Zhang et al. 2024",
     equation=r"p_i = r_i^{1 / \mu} / F_i, \quad \min_{\omega} \mu \log \sum_i r_i^{1 / \mu}",
+).register()
+Method(
+    "go4align",
+    w.GO4Align,
+    summary="one weight per group of tasks, by k-means on risks",
+    source="Shen et al. 2024",
+    equation=(
+        r"p_i = \frac{1}{|K_i|} \sum_{j \in K_i} u_j, \quad "
+        r"u_i = q_i \frac{\sum_j F_j}{F_i}, \quad q_i \leftarrow q_i e^{-\beta F_i}"
+    ),
+).register()
+Method(
+    "excess-mtl",
+    w.ExcessMTL,
+    summary="the task furthest from its own optimum counts most",
+    source="He et al. 2024, algorithm 1",
+    equation=(
+        r"p_i \leftarrow p_i \exp(\eta E_i / E_{i0}), \quad "
+        r"E_i = G_i^2 / \sqrt{\sum_t G_i(t)^2}"
+    ),
 ).register()

@@ -3,7 +3,9 @@
 from fedgradnorm.weighting._base import Needs, Signals, Weighting
 from fedgradnorm.weighting._by_task import ByTask
 from fedgradnorm.weighting._directions import ConFIG, GradDrop, TrimmedMean
+from fedgradnorm.weighting._excess import ExcessMTL
 from fedgradnorm.weighting._fixed import BySize, Equal, Static
+from fedgradnorm.weighting._go4align import GO4Align
 from fedgradnorm.weighting._gradients import (
     IMTLG,
     MGDA,
@@ -49,9 +51,11 @@ __all__ = [
     "ConFIG",
     "DualProj",
     "Equal",
+    "ExcessMTL",
     "FairGrad",
     "FedCMOO",
     "FedMGDA",
+    "GO4Align",
     "GeometricMean",
     "GradDrop",
     "GradNorm",
