@@ -112,10 +112,7 @@ class Federation:
         self.server = ServerState(
             FlatNetwork(self.network, device).vector,
             weighting,
-            optimizers.resolve(settings.server_optimizer, settings.lr),
-            aggregate=settings.aggregate,
-            step_with=settings.step_with,
-            rates=settings.server_rates(),
+            **settings.server(),
         )
         if not self.shares:
             own = {f"{SERVER}{key}": value[0] for key, value in self.server.moments.items()}
