@@ -10,12 +10,14 @@ import typer
 from rich.text import Text
 
 from fedgradnorm._cli.board import showing_runs
-from fedgradnorm._cli.output import check_report, data_bar, resumable, say, tell
+from fedgradnorm._cli.output import DIVERGED, check_report, data_bar, fail, resumable, say, tell
 from fedgradnorm._cli.training_commands import Allow, ConfigFile, Device, Overrides, changed
-from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
+from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError, listed
 from fedgradnorm._runs.layout import BENEFIT, FIGURES, REPORT, TABLES
 
 if TYPE_CHECKING:
+    from fedgradnorm._report.frame import Report
+    from fedgradnorm._runs.reader import StoredRun
     from fedgradnorm.experiments._config.config_file import Config
 
 Methods = Annotated[
@@ -26,7 +28,12 @@ Methods = Annotated[
 ]
 Seeds = Annotated[
     int | None,
-    typer.Option("--seeds", "-s", help="How many, from the config's own on.", show_default=False),
+    typer.Option(
+        "--seeds",
+        "-s",
+        help="Number of seeds, starting with the config's `seed`.",
+        show_default=False,
+    ),
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time, each in a process.")]
 Out = Annotated[
@@ -86,7 +93,7 @@ def compare(
         raise ConfigError("no config to train; name a TOML file, or --from a folder of runs")
     wanted = load_config(config, changed(overrides, device), allow=allow or ())
     names = None if methods is None else split_entries(methods)
-    run_and_show(wanted, names, seeds, jobs, out, baseline)
+    refuse_diverged(run_and_show(wanted, names, seeds, jobs, out, baseline))
 
 
 def reproduce(
@@ -129,6 +136,7 @@ def reproduce(
     words = changed(overrides, device)
     wanted = {name: load_config(name, words, allow=allow or ()) for name in names}
     trouble: TrainingError | None = None
+    runs: list[StoredRun] = []
     for name, config in wanted.items():
         if len(wanted) > 1:
             say(f"== {name}")
@@ -137,16 +145,23 @@ def reproduce(
             if name in BENEFIT:  # whose clients are too many for a line or a panel each
                 train_all(config, None, seeds, jobs, place)
             else:
-                run_and_show(config, None, seeds, jobs, place, baseline)
+                runs += run_and_show(config, None, seeds, jobs, place, baseline)
         except TrainingError as error:  # the others are none the worse for it
             trouble = trouble or error
     if names == SIDE_BY_SIDE:
         write_side_by_side(folder, names, baseline or "")
     if names[0] in BENEFIT:
         places = {n: folder / n if len(names) > 1 else folder for n in names}
-        show_benefit(places, folder)
+        runs += show_benefit(places, folder)
     if trouble is not None:
         raise trouble
+    refuse_diverged(runs)
+
+
+def refuse_diverged(runs: Sequence[StoredRun]) -> None:
+    """End the command with 3 where a run has diverged, after everything was shown."""
+    if names := [run.name for run in runs if run.diverged]:
+        raise fail(f"{len(names)} of {len(runs)} runs have diverged: {listed(names)}", DIVERGED)
 
 
 def benefit(
@@ -199,9 +214,10 @@ def benefit(
     say(to_terminal(client_grid(found, f"{wanted.method} against alone, {many}")))
     say(found.sentence)
     write_benefit(found, folder / BENEFIT, wanted.method, seeds)
-    write_page([folder], folder / REPORT)
+    page = write_page([folder], folder / REPORT)
     say(f"table: {folder / BENEFIT}")
     say(f"page:  {folder / REPORT}")
+    refuse_diverged(page.report.runs)
 
 
 def run_and_show(
@@ -211,8 +227,8 @@ def run_and_show(
     jobs: int,
     out: Path | None,
     baseline: str | None,
-) -> None:
-    """Train what is missing, then show the tables and the figure of all."""
+) -> Sequence[StoredRun]:
+    """Train what is missing, then show the tables and the figure of all; the runs there."""
     from fedgradnorm._methods import find_method
     from fedgradnorm.experiments._compare import compare_folder
     from fedgradnorm.experiments._entries import read_entry
@@ -228,9 +244,10 @@ def run_and_show(
     texts = config.compare.methods if methods is None else methods
     names = {read_entry(text).method for text in texts}
     default = config.compare.baseline if config.compare.baseline in names else ""
-    show_comparison([folder], baseline or default, folder)
+    report = show_comparison([folder], baseline or default, folder)
     if trouble is not None:
         raise trouble
+    return report.runs
 
 
 def train_all(
@@ -246,8 +263,8 @@ def train_all(
         )  # fmt: skip
 
 
-def show_benefit(places: Mapping[str, Path], out: Path) -> None:
-    """Show the benefit in the comparisons at ``places``, by the names of their data."""
+def show_benefit(places: Mapping[str, Path], out: Path) -> list[StoredRun]:
+    """Show the benefit in the comparisons at ``places``, by the names of their data; their runs."""
     from fedgradnorm._methods import LOCAL
     from fedgradnorm._report.benefit import all_gains, benefit_grid, by_task_grid
     from fedgradnorm._report.figures import benefit_figure
@@ -263,6 +280,7 @@ def show_benefit(places: Mapping[str, Path], out: Path) -> None:
     say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
     figures = [benefit_figure(found, out / FIGURES / f"benefit.{end}") for end in ("png", "pdf")]
     say(f"figures: {figures[0]}")
+    return [run for report in read.values() for run in report.runs]
 
 
 def write_side_by_side(folder: Path, names: Sequence[str], baseline: str) -> None:
@@ -276,7 +294,7 @@ def write_side_by_side(folder: Path, names: Sequence[str], baseline: str) -> Non
     say(f"side by side: {folder / TABLES} (CSV, Markdown, LaTeX)")
 
 
-def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
+def show_comparison(places: list[Path], baseline: str, out: Path) -> Report:
     """Print tables, notes and conclusion; write tables, figures and the page to ``out``."""
     from fedgradnorm._report.figures import draw
     from fedgradnorm._report.frame import read_report
@@ -298,3 +316,4 @@ def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
     say(f"figures: {', '.join(map(str, draw(report, out / FIGURES)))}")
     say(f"page:    {out / REPORT} (opens in any browser, works offline)")
     say(Text(headline(report.frame)))
+    return report
