@@ -173,6 +173,21 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: load_config("table2", ["keep_best=maybe"]),
         "keep_best = 'maybe' should be true, false or a table",
     ),
+    "texts among numbers": (
+        lambda: fgn.data.Table(FRAME, fgn.data.Target("a", "regression")).client("x"),
+        r"column 'town' is 'Ulm', not a number; .* read its texts with categories=\['town'\]",
+    ),
+    "a column as target": (
+        lambda: fgn.data.Table(FRAME, "a"),  # type: ignore[arg-type]
+        r"target must be fgn\.data\.Target\(column, task\), .* not 'a'",
+    ),
+    "rows of a table that is none": (
+        lambda: fgn.data.Table(
+            {"a": [1]},  # type: ignore[arg-type]
+            fgn.data.Target("a", "regression"),
+        ).client("x"),
+        "train must be a path or a DataFrame, not {'a'",
+    ),
     "widths of inputs": (
         lambda: trained(client(), client(X[:, :2], name="b")),
         r"client 'b': .* of one shape, so change .* a stem of its own",
@@ -194,6 +209,13 @@ def test_clients_are_told_apart_by_who_they_are() -> None:
     run = trained(one)
     with pytest.raises(fgn.ConfigError, match=r"unknown client Client\('a': .*one of: a\)"):
         run.predict(one, X)  # type: ignore[arg-type]
+
+
+def test_a_benefit_the_other_way_round_is_refused() -> None:
+    tested = [dataclasses.replace(client(), test=(X, Y))]
+    found = fgn.benefit(network(), tested, rounds=1)
+    with pytest.raises(fgn.ConfigError, match=r"joined\.benefit\(alone, clients\)"):
+        found.alone.benefit(found.joined, tested)
 
 
 def test_rows_with_other_indexes_are_paired_by_position() -> None:
