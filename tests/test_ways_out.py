@@ -177,6 +177,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: fgn.data.Table(FRAME, fgn.data.Target("a", "regression")).client("x"),
         r"column 'town' is 'Ulm', not a number; .* read its texts with categories=\['town'\]",
     ),
+    "measurements as classes": (
+        lambda: fgn.data.Table(TABLE, fgn.data.Target("a", "classification")).client("x"),
+        r"30 different numbers such as .* are no classes; use task='regression'",
+    ),
     "a column as target": (
         lambda: fgn.data.Table(FRAME, "a"),  # type: ignore[arg-type]
         r"target must be fgn\.data\.Target\(column, task\), .* not 'a'",
