@@ -33,6 +33,7 @@ from fedgradnorm.experiments import run as execute
 from fedgradnorm.experiments._config.config_file import build
 from fedgradnorm.experiments._entries import read_entry
 from fedgradnorm.experiments._facts import BESIDE
+from fedgradnorm.experiments._sweep import felt_by
 
 OTHER: dict[str, Any] = {
     "rounds": 3,
@@ -246,6 +247,7 @@ def test_what_a_method_lets_users_tune(
     plain = load_config(small_config(tmp_path), [f"method={method}"])
     assert f"\n{name} = " not in plain.text()
     assert read_entry(f"{method} {words}").own == {key_of(name): 7}
+    assert felt_by({key_of(name): 7}, method) == {key_of(name): 7}  # a sweep runs each value
     assert getattr(plain.variant("fedrep", 0).settings, name) == getattr(Settings(), name)
 
 

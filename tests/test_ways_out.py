@@ -169,6 +169,14 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: load_config("table2", ["eval_every=2"]),
         r"unknown key 'eval_every'; did you mean 'evaluation\.every'",
     ),
+    "a name from elsewhere in a config": (
+        lambda: load_config("table2", ["learning_rate=2"]),
+        "unknown key 'learning_rate'; did you mean 'lr'",
+    ),
+    "a client whose history is wanted": (
+        lambda: trained(client(), callbacks=[fgn.History(clients=["b"])]),
+        "unknown client in history.clients 'b'",
+    ),
     "a switch": (
         lambda: load_config("table2", ["keep_best=maybe"]),
         "keep_best = 'maybe' should be true, false or a table",

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from fedgradnorm._checks import shortened, shown
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._methods import METHODS
-from fedgradnorm._round.settings import FIELDS, SWITCHES, key_of
+from fedgradnorm._round.settings import ELSEWHERE, FIELDS, SWITCHES, key_of
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
@@ -48,13 +48,14 @@ def _unknown(key: str, name: str, names: list[str]) -> str:
 
 def _tables_with(name: str, model: type[BaseModel]) -> list[str]:
     """The dotted keys that end in ``name``: somebody left the table out."""
+    setting = ELSEWHERE.get(name, name)
+    if setting in FIELDS:
+        return [key_of(setting)]
     tables = {
         table: kind.model_fields
         for table, field in model.model_fields.items()
         if isinstance(kind := _table(field.annotation), type) and issubclass(kind, BaseModel)
     }
-    if name in FIELDS:  # its name in a run's record, such as eval_every
-        return [key_of(name)]
     options = {key for method in METHODS.values() for key in method.options()}
     found = [f"{table}.{name}" for table, names in tables.items() if name in names]
     return found + ([f"weighting.{name}"] if name in options else [])
