@@ -107,7 +107,7 @@ def test_one_pass_for_everybody_needs_one_network(executor: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "weighting", [fgn.GradNorm, fgn.BySize, ConFIG, FAMO], ids=lambda kind: kind.__name__
+    "weighting", [fgn.GradNorm, fgn.weighting.BySize, ConFIG, FAMO], ids=lambda kind: kind.__name__
 )
 def test_a_client_alone_weighs_one_whatever_the_rule(weighting: Any) -> None:
     ruled, plain = (

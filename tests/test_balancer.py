@@ -502,7 +502,7 @@ WRONG = {
     "two choices": ({"rule": "direct", "method": "uw"}, "one of rule, weighting and method"),
     "inner products": ({"method": "mgda"}, "MGDA compares the whole gradients of all tasks"),
     "gradients": ({"weighting": weightings.ConFIG()}, "ConFIG compares the whole gradients"),
-    "sizes": ({"weighting": fgn.BySize()}, "BySize weighs by numbers of examples"),
+    "sizes": ({"weighting": fgn.weighting.BySize()}, "BySize weighs by numbers of examples"),
     "a federated method": ({"method": "fedprox"}, "'fedprox' sets"),
     "no weighting": ({"weighting": "gradnorm"}, "weighting must be a weighting such as"),
     "every = 0": ({"method": "uw", "every": 0}, "a balancer's every must be a whole number >= 1"),

@@ -361,6 +361,17 @@ def test_the_command_says_that_a_run_has_diverged(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["resume", str(folder)]).exit_code == 3
 
 
+@pytest.mark.parametrize("command", [["compare", "--methods", "fedrep,local"], ["benefit"]])
+def test_a_comparison_with_a_diverged_run_is_no_success(command: list[str], tmp_path: Path) -> None:
+    optimizers = ["local.head_optimizer=sgd", "server.server_optimizer=sgd"]
+    words = [*optimizers, "lr=1e3", "rounds=1", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, [*command, str(small_config(tmp_path)), *words])
+    assert result.exit_code == 3, result.output
+    assert "2 of 2 runs have diverged" in result.stderr.splitlines()[-1]
+    assert (tmp_path / "out" / "report.html").exists()
+    assert "diverged, and what was trained" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_early_stopping_leaves_undefined_metrics_out() -> None:
     """r2 of a client with constant targets is NaN; the others' still improves."""
     best = Best(dict, lambda _: None, Settings(patience=2, watch="r2", min_rounds=0))

@@ -31,7 +31,9 @@ from fedgradnorm._training import train
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments import run as execute
 from fedgradnorm.experiments._config.config_file import build
+from fedgradnorm.experiments._entries import read_entry
 from fedgradnorm.experiments._groups import BESIDE
+from fedgradnorm.experiments._sweep import felt_by
 
 OTHER: dict[str, Any] = {
     "rounds": 3,
@@ -193,8 +195,8 @@ def test_what_does_not_change_the_result_is_read_from_the_declaration() -> None:
         ),
         ({"method": "fedrep", "weighting": {"gamma": 1.0}}, "gamma"),
         (
-            {"method": "fedprox", "local": {"proximal": 5.0}},
-            r"local\.proximal = 5\.0 does not go with method 'fedprox'",
+            {"method": "fedprox", "local": {"sends": "delta"}},
+            r"local\.sends = 'delta' does not go with method 'fedprox'",
         ),
     ],
 )
@@ -223,6 +225,30 @@ def test_a_method_is_its_weighting_and_settings(seen: list[Any]) -> None:
     assert own.gamma == default.gamma == 0.5
     assert plain == Settings()
     assert list(fgn.methods()) == list(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "preset"),
+    [("fedprox", "proximal", 0.01), ("ditto", "ditto", 0.1), ("fedbabu", "final_head_steps", 200)],
+)
+def test_what_a_method_lets_users_tune(
+    method: str, name: str, preset: Any, seen: list[Any], tmp_path: Path
+) -> None:
+    """FedProx is tried with several values of mu: in Python, in a config and in a comparison."""
+    for value in (preset, 7):
+        fgn.train(toys.network(), [], method=method, **keywords({name: value}))
+    fgn.train(toys.network(), [], method=method)
+    assert [getattr(how, name) for _, how in seen] == [preset, 7, preset]
+    words = f"{key_of(name)}=7"
+    config = load_config(small_config(tmp_path), [f"method={method}", words])
+    assert getattr(config.settings, name) == 7
+    (tmp_path / "again.toml").write_text(config.text())
+    assert load_config(tmp_path / "again.toml").settings == config.settings
+    plain = load_config(small_config(tmp_path), [f"method={method}"])
+    assert f"\n{name} = " not in plain.text()
+    assert read_entry(f"{method} {words}").own == {key_of(name): 7}
+    assert felt_by({key_of(name): 7}, method) == {key_of(name): 7}  # a sweep runs each value
+    assert getattr(plain.variant("fedrep", 0).settings, name) == getattr(Settings(), name)
 
 
 def parameters(run: fgn.Run) -> torch.Tensor:
@@ -270,6 +296,7 @@ def test_a_registered_method_works_in_python_and_in_a_config(mine: str, tmp_path
     [
         (("fedprox", fgn.Equal), "'fedprox' exists already, from module fedgradnorm._methods"),
         (("own", fgn.Equal, {}, {"proximo": 1}), "'own': unknown setting 'proximo'"),
+        (("own", fgn.Equal, {}, {"proximal": 1.0}, ["sends"]), "unknown setting .* in tunable 'se"),
         (("own", "equal"), "'own': weighting must be a class of fgn.Weighting"),
     ],
 )

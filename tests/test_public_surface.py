@@ -14,13 +14,13 @@ import fedgradnorm
 ROOT, SOURCE = Path(__file__).parents[1], Path(fedgradnorm.__file__).parent
 
 SURFACE = {
-    "fedgradnorm": """Balancer Benefit BySize Callback Checkpoints Client ClientPrivacy Column
+    "fedgradnorm": """Balancer Benefit Callback Checkpoints Client ClientPrivacy Column
         Compute ConfigError DataError EarlyStopping Equal Evaluation Executor FedGradNormError
         GradNorm History Interrupted KeepBest Local Method ModelError Needs Personalization Privacy
         Run RunFolderError Server Sharing ShowProgress Signals Static Task TrainingError Weighting
         __version__ benefit binary classification data experiments load methods models multilabel
         ordinal regression resume sequences tasks train weighting""",
-    "fedgradnorm.data": """Arrays Dirichlet Iid Images Inputs Linear Partitioner Pathological Size
+    "fedgradnorm.data": """Arrays Dirichlet Iid Images Inputs Linear Pathological Size
         Source Split Table Target beijing client_from_arrays faces fdu_mtl har landmine mtfl
         partition_client radcom sarcos school stream""",
     "fedgradnorm.data.beijing": "clients",
@@ -29,15 +29,13 @@ SURFACE = {
     "fedgradnorm.data.har": "clients",
     "fedgradnorm.data.landmine": "clients",
     "fedgradnorm.data.mtfl": "MTFL Split clients prepare",
-    "fedgradnorm.data.radcom": """MODULATIONS SIGNALS SNRS TASKS WAVEFORMS RadCom clients generate
-        prepare read""",
+    "fedgradnorm.data.radcom": "TASKS RadCom clients generate prepare read",
     "fedgradnorm.data.sarcos": "clients",
     "fedgradnorm.data.school": "clients",
     "fedgradnorm.experiments": "Config load_config open_sink run",
     "fedgradnorm.models": "network1 network2",
-    "fedgradnorm.tasks": """Kind Task binary classification metric multilabel of_kind ordinal
-        register regression""",
-    "fedgradnorm.weighting": """AFL DWA FAMO IMTLG IMTLL MGDA QFFL AlignedMTL BySize ByTask CAGrad
+    "fedgradnorm.tasks": "Kind metric of_kind register",
+    "fedgradnorm.weighting": """AFL DWA FAMO IMTLG IMTLL MGDA QFFL AlignedMTL BySize CAGrad
         ConFIG DualProj Equal ExcessMTL FairGrad FedCMOO FedMGDA GO4Align GeometricMean GradDrop
         GradNorm GradVac InverseFirstLoss Krum NashMTL Needs PCGrad RandomWeights Signals Static
         Steady Tchebycheff TorchJD TrimmedMean UPGrad Uncertainty Weighting""",

@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from fedgradnorm._training.callbacks import Callback, ShowProgress
     from fedgradnorm._training.train import resume, train
     from fedgradnorm.models._input_rows import sequences
-    from fedgradnorm.tasks import Task, binary, classification, multilabel, ordinal, regression
-    from fedgradnorm.weighting import BySize, Equal, GradNorm, Needs, Signals, Static, Weighting
+    from fedgradnorm.tasks._making import binary, classification, multilabel, ordinal, regression
+    from fedgradnorm.tasks._task import Task
+    from fedgradnorm.weighting import Equal, GradNorm, Needs, Signals, Static, Weighting
 
 __all__ = [
     "Balancer",
     "Benefit",
-    "BySize",
     "Callback",
     "Checkpoints",
     "Client",
@@ -107,14 +107,14 @@ __all__ = [
 ]
 
 _ROOMS = ("data", "experiments", "models", "tasks", "weighting")
-_TASKS = ("Task", "binary", "classification", "multilabel", "ordinal", "regression")
+_TASKS = ("binary", "classification", "multilabel", "ordinal", "regression")
 _GROUPS = ("Compute", "Local", "Personalization", "Server", "Sharing")
 _RECORDED = ("Checkpoints", "EarlyStopping", "Evaluation", "History", "KeepBest")
-_WEIGHTINGS = ("BySize", "Equal", "GradNorm", "Needs", "Signals", "Static", "Weighting")
+_WEIGHTINGS = ("Equal", "GradNorm", "Needs", "Signals", "Static", "Weighting")
 __getattr__ = on_demand(
     __name__,
     {name: f"{__name__}.{name}" for name in _ROOMS}
-    | {name: f"{__name__}.tasks.{name}" for name in _TASKS}
+    | {name: f"{__name__}.tasks._making.{name}" for name in _TASKS}
     | {name: f"{__name__}._round.settings.{name}" for name in (*_GROUPS, *_RECORDED)}
     | {name: f"{__name__}.weighting.{name}" for name in _WEIGHTINGS}
     | {
@@ -125,6 +125,7 @@ __getattr__ = on_demand(
         "Method": f"{__name__}._methods.Method",
         "Column": f"{__name__}._round.reports.Column",
         "Executor": f"{__name__}._round.executor.Executor",
+        "Task": f"{__name__}.tasks._task.Task",
         "ShowProgress": f"{__name__}._training.callbacks.ShowProgress",
         "benefit": f"{__name__}._training.benefit.benefit",
         "methods": f"{__name__}._methods.methods",

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedgradnorm._columns import picked
+from fedgradnorm._columns import check_order, is_frame, picked
 from fedgradnorm._errors import DataError
 from fedgradnorm.models._given_inputs import as_inputs, as_tensor, check_finite
 from fedgradnorm.models._input_rows import Inputs, leaves
@@ -59,7 +59,10 @@ def checked_split(client: Owner, split: str, pair: Any) -> tuple[Inputs, Targets
         return x, y
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         way = "; give loader.dataset, and batch_size in fgn.Local" if _is_loader(pair) else ""
+        if is_frame(pair):
+            way = " alone: give (frame[inputs], frame[target]), or use fgn.data.Table"
         raise DataError(f"{where}: expected a pair (x, y), not {type(pair).__name__}{way}")
+    check_order(pair[0], pair[1], where)
     found = as_inputs(where, picked(pair[0], client.columns, where))
     targets = _checked_targets(client, split, found, pair[1])
     for name, leaf in leaves(found).items():

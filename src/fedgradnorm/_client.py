@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._checked_splits import checked_split, fingerprint
-from fedgradnorm._columns import check_names, is_frame, names_of, picked
+from fedgradnorm._columns import check_names, check_order, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._privacy.terms import Privacy, terms_of_client
 from fedgradnorm.models._given_inputs import as_inputs, form_words
@@ -85,7 +85,7 @@ SPLITS = ("train", "validation", "test")
 _NONE: Any = None  # what a client with several tasks has as its one task
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)  # a client is itself: data is not compared
 class Client:
     """One participant: a name, a task, and its own data.
 
@@ -371,6 +371,8 @@ def _several(client: Client) -> tuple[Client, ...]:
         if pair is not None and isinstance(pair, (tuple, list)) and len(pair) == 2:
             where = f"client {client.name!r}, {split} data"
             feed = as_feed(pair[0], where, pairs=False)
+            for y in pair[1].values() if isinstance(pair[1], Mapping) else ():
+                check_order(pair[0], y, where)
             x = picked(pair[0], client.columns, where) if feed is None else Streamed(feed)
             splits[split] = as_inputs(where, x), pair[1]
     given = {key: getattr(client, key) for key in ("head", "scaling", "labels")}

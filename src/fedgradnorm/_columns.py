@@ -25,6 +25,22 @@ def names_of(x: Any, where: str) -> tuple[str, ...]:
     return names
 
 
+def check_order(x: Any, y: Any, where: str) -> None:
+    """A DataError where two pandas objects hold the same labels in another order.
+
+    Rows are paired by position, so each input would get another row's target.
+    """
+    own: Any = getattr(x, "index", None)
+    other: Any = getattr(y, "index", None)
+    if not (is_frame(x) and hasattr(own, "equals") and hasattr(other, "equals")):
+        return
+    if len(own) == len(other) and not own.equals(other) and set(own) == set(other):
+        raise DataError(
+            f"{where}: x and y have the same index in another order, and rows are paired by "
+            "position; give y.loc[x.index]"
+        )
+
+
 def picked(x: Any, columns: Sequence[str] | None, where: str) -> Any:
     """The values of a frame's ``columns``, in that order; anything else as it is.
 

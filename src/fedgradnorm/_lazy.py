@@ -13,7 +13,8 @@ def on_demand(package: str, where: Mapping[str, str]) -> Callable[[str], Any]:
 
     def __getattr__(name: str) -> Any:
         if name not in where:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            message = f"module {package!r} has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=sys.modules[package])  # Python adds a hint
         module, _, last = where[name].rpartition(".")
         if module == package:  # a part of the package itself
             return importlib.import_module(where[name])

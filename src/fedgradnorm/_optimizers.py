@@ -50,7 +50,8 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 _OPTIONS = {
-    kind: frozenset(inspect.signature(kind.__init__).parameters) for kind in _CLASSES.values()
+    kind: frozenset(inspect.signature(kind.__init__).parameters) - {"self", "params"}
+    for kind in _CLASSES.values()
 }
 """The names of each class's options, which are asked for again for every client."""
 
@@ -65,6 +66,8 @@ def resolve(spec: OptimizerSpec, lr: float) -> dict[str, Any]:
     table: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = choose(str(table.pop("name", "adam")).lower(), _CLASSES, "optimizer")
     table = {"name": name, "lr": lr, **table}
+    for option in table.keys() - {"name", "keep"}:
+        choose(option, sorted(_OPTIONS[_CLASSES[name]]), f"option of optimizer {name!r}:")
     if "keep" in table:
         flag(f"option 'keep' of optimizer {name!r}", table["keep"])
     rate = f"learning rate of optimizer {name!r}"

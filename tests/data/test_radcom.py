@@ -10,10 +10,11 @@ from scipy import stats
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.data import radcom
+from fedgradnorm.data.radcom import _signal_set
 from fedgradnorm.data.radcom._generated import SHARES, cell_counts, received
 from fedgradnorm.data.radcom._signal_set import ORIGINAL_SAMPLES, WINDOW
 
-SNRS = np.array(radcom.SNRS, dtype=np.float64)
+SNRS = np.array(_signal_set.SNRS, dtype=np.float64)
 
 
 def to_complex(iq):
@@ -28,7 +29,7 @@ def test_shares_of_the_original():
     counts = cell_counts(ORIGINAL_SAMPLES, np.random.default_rng(0), SHARES["original"])
     assert counts.shape == (9, 20)
     assert counts.sum() == ORIGINAL_SAMPLES
-    names = [modulation for modulation, _ in radcom.WAVEFORMS]
+    names = [modulation for modulation, _ in _signal_set.WAVEFORMS]
     share = {
         name: sum(c for n, c in zip(names, counts.sum(1), strict=True) if n == name)
         for name in names
@@ -61,12 +62,12 @@ def test_record():
     assert np.isfinite(data.iq).all()
     np.testing.assert_allclose(mean_power(to_complex(data.iq)), 1, rtol=1e-4)
     pairs = {
-        (radcom.MODULATIONS[m], radcom.SIGNALS[s])
+        (_signal_set.MODULATIONS[m], _signal_set.SIGNALS[s])
         for m, s in zip(data.modulation, data.signal, strict=True)
     }
-    assert pairs == set(radcom.WAVEFORMS)
+    assert pairs == set(_signal_set.WAVEFORMS)
     assert set(data.snr.tolist()) == set(SNRS.tolist())
-    assert sum(len(data.rows(*pair)) for pair in radcom.WAVEFORMS) == 900
+    assert sum(len(data.rows(*pair)) for pair in _signal_set.WAVEFORMS) == 900
 
 
 def test_same_seed_same_rows():
@@ -98,7 +99,7 @@ def test_settings_out_of_range(bad):
 # Signal and noise
 
 
-@pytest.mark.parametrize("waveform", radcom.WAVEFORMS, ids="-".join)
+@pytest.mark.parametrize("waveform", _signal_set.WAVEFORMS, ids="-".join)
 @pytest.mark.parametrize("channel", [True, False])
 def test_snr_is_the_label(waveform, channel):
     labels = np.repeat(SNRS, 20)
@@ -108,7 +109,7 @@ def test_snr_is_the_label(waveform, channel):
     assert np.abs(measured - labels).max() < 0.2
 
 
-@pytest.mark.parametrize("label", [snr for snr in radcom.SNRS if snr >= -6])
+@pytest.mark.parametrize("label", [snr for snr in _signal_set.SNRS if snr >= -6])
 def test_snr_measured_blindly(label):
     """From the received rows alone: beyond 2.5 MHz a row of AM radio holds nothing but noise."""
     clean, noise = received(("amdsb", "AM radio"), np.full(600, label), np.random.default_rng(3))

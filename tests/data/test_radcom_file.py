@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data import radcom
+from fedgradnorm.data.radcom import _signal_set
 from fedgradnorm.data.radcom._file import Key, parse_key, read, read_rows
 
 GOOD = str(("bpsk", "Satcom", -20, 0))
@@ -29,8 +30,8 @@ def original(per_cell=1):
     rng = np.random.default_rng(0)
     return [
         (str((*pair, snr, index)), rng.normal(size=256).astype(np.float32))
-        for pair in radcom.WAVEFORMS
-        for snr in radcom.SNRS
+        for pair in _signal_set.WAVEFORMS
+        for snr in _signal_set.SNRS
         for index in range(per_cell)
     ]
 
@@ -242,7 +243,7 @@ def test_clients_from_a_file(file, kept, monkeypatch):
 
 def test_the_over_the_air_release_adds_three_classes_and_windows_get_unit_power(tmp_path):
     rng = np.random.default_rng(0)
-    pairs = [*radcom.WAVEFORMS, ("GFSK", "Bluetooth"), ("DSSS-CCK", "IEEE802.11bg")]
+    pairs = [*_signal_set.WAVEFORMS, ("GFSK", "Bluetooth"), ("DSSS-CCK", "IEEE802.11bg")]
     rows = [
         (str((*pair, snr, 0)), 0.006 * rng.normal(size=256))
         for pair in pairs

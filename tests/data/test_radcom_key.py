@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedgradnorm._errors import DataError
-from fedgradnorm.data import radcom
+from fedgradnorm.data.radcom import _signal_set
 from fedgradnorm.data.radcom._file import Key, parse_key
 
 
@@ -39,10 +39,13 @@ def test_spellings(text, meaning):
     assert parse_key(text) == meaning
 
 
-@pytest.mark.parametrize(("modulation", "signal"), radcom.WAVEFORMS)
+@pytest.mark.parametrize(("modulation", "signal"), _signal_set.WAVEFORMS)
 def test_names_of_the_original(modulation, signal):
     key = parse_key(str((modulation, signal, -6, 41)))
-    assert (radcom.MODULATIONS[key.modulation], radcom.SIGNALS[key.signal]) == (modulation, signal)
+    assert (_signal_set.MODULATIONS[key.modulation], _signal_set.SIGNALS[key.signal]) == (
+        modulation,
+        signal,
+    )
     assert key[2:] == (-6, 41)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedgradnorm.data import radcom
 from fedgradnorm.data.radcom import _generated as radcom_channel
+from fedgradnorm.data.radcom import _signal_set
 from fedgradnorm.data.radcom._generated import MAKERS, pulsed, root_raised_cosine
 from fedgradnorm.data.radcom._signal_set import WINDOW
 
@@ -91,7 +91,7 @@ def test_channel_turns_the_phase_anywhere():
 # The waveforms
 
 
-@pytest.mark.parametrize("waveform", radcom.WAVEFORMS, ids="-".join)
+@pytest.mark.parametrize("waveform", _signal_set.WAVEFORMS, ids="-".join)
 def test_every_window_has_signal(waveform):
     sent = MAKERS[waveform](np.random.default_rng(0), 3000, WINDOW)
     assert sent.shape == (3000, WINDOW)
@@ -105,7 +105,7 @@ def test_a_gap_wider_than_the_window_is_refused():
 
 
 def test_pulse_trains_differ_in_width_and_duty():
-    radars = [pair for pair in radcom.WAVEFORMS if pair[0] == "pulsed"]
+    radars = [pair for pair in _signal_set.WAVEFORMS if pair[0] == "pulsed"]
     width, duty = {}, {}
     for pair in radars:
         on = np.abs(MAKERS[pair](np.random.default_rng(0), 400, 4000)) > 0.5
@@ -121,7 +121,7 @@ def test_pulse_trains_differ_in_width_and_duty():
 
 def test_envelopes_and_sidebands():
     rng = np.random.default_rng(0)
-    make = {pair[0]: MAKERS[pair] for pair in radcom.WAVEFORMS}
+    make = {pair[0]: MAKERS[pair] for pair in _signal_set.WAVEFORMS}
     np.testing.assert_allclose(np.abs(make["fmcw"](rng, 50, WINDOW)), 1, atol=1e-5)
     assert (make["amdsb"](rng, 50, WINDOW).real > 0).all()
     single = np.abs(np.fft.fft(make["amssb"](rng, 50, 4096), axis=1)) ** 2

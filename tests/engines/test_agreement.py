@@ -91,7 +91,7 @@ WEIGHTINGS = {
     "direct": lambda: fgn.GradNorm(rule="direct"),
     "squared": lambda: fgn.GradNorm(rule="squared", optimizer="sgd", lr=1e-4),
     "equal": fgn.Equal,
-    "by size": fgn.BySize,
+    "by size": fgn.weighting.BySize,
     "inner products": IMTLG,
     "inner products in a box": FedMGDA,
     "static": lambda: fgn.Static({name: 0.1 + k for k, name in enumerate(NAMES)}),

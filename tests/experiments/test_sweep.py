@@ -101,7 +101,7 @@ def test_a_sweep_goes_over_what_is_ones_own(tmp_path):
             "fedrep.data.samples=9",
             r"unknown key 'compare\.own\.fedrep\.data' .*weighting, .*local",
         ),
-        ("fedprox.local.proximal=5", r"own\.fedprox: local\.proximal .* does not go"),
+        ("fedprox.local.sends=delta", r"own\.fedprox: local\.sends .* does not go"),
     ],
 )
 def test_settings_of_ones_own_are_checked_at_once(tmp_path, word, message):

@@ -17,7 +17,6 @@ from fedgradnorm._methods import METHODS, Method
 from fedgradnorm.weighting import (
     DWA,
     IMTLL,
-    ByTask,
     Equal,
     FedMGDA,
     GradDrop,
@@ -29,6 +28,7 @@ from fedgradnorm.weighting import (
     Uncertainty,
     Weighting,
 )
+from fedgradnorm.weighting._by_task import ByTask
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -67,10 +67,7 @@ def without_a_method() -> dict[str, Callable[[], Weighting]]:
     """Public weightings that no method has."""
     named = {method.weighting for method in METHODS.values()}
     kinds = {name: getattr(exported, name) for name in exported.__all__}
-    made = {
-        "ByTask": lambda: tasks_of(GradNorm()),
-        "TorchJD": lambda: TorchJD("MeanWeighting"),
-    }
+    made = {"TorchJD": lambda: TorchJD("MeanWeighting")}
     return {
         name: made.get(name, kind)
         for name, kind in kinds.items()
@@ -88,6 +85,7 @@ WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
     "relative": lambda: GradNorm(rule="relative"),
     "direct-closed": lambda: GradNorm(rule="direct", smoothing=0),
     "direct-gamma-0": lambda: GradNorm(gamma=0, rule="direct"),
+    "ByTask": lambda: tasks_of(GradNorm()),
     "by-task-equal": lambda: tasks_of(Equal()),
     "by-task-direct": lambda: tasks_of(GradNorm(rule="direct")),
     "warm-up": lambda: GradNorm(rule="direct", warmup=2),

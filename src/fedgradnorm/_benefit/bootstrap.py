@@ -35,7 +35,8 @@ def resampled_means(columns: Floats, seed: int, draws: int = DRAWS) -> Floats:
         drawn = chance.integers(rows, size=(count, rows))
         places = (drawn + rows * np.arange(count)[:, None]).ravel()
         times = np.bincount(places, minlength=count * rows).reshape(count, rows)
-        parts.append(times @ columns / rows)
+        with np.errstate(invalid="ignore"):  # a training that diverged has infinite losses
+            parts.append(times @ columns / rows)
     return np.concatenate(parts)
 
 

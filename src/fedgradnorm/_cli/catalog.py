@@ -123,7 +123,8 @@ def _explain(method: Method) -> None:
         table = _rows()
         for key, value in method.settings.items():
             means_this = FIELDS[key].metadata["text"].replace("``", "")
-            table.add_row(f"{key_of(key)} = {value!r}", Text(means_this))
+            more = " You can set another value." if key in method.tunable else ""
+            table.add_row(f"{key_of(key)} = {value!r}", Text(means_this + more))
         for key, value in method.fixed.items():
             table.add_row(f"weighting.{key} = {value!r}", Text(means.get(key, "")))
         say(table)

@@ -10,18 +10,22 @@ from rich.text import Text
 
 from fedgradnorm._cli.board import showing_runs
 from fedgradnorm._cli.output import (
+    DIVERGED,
     check_report,
     data_bar,
+    fail,
     resumable,
     say,
     show_page,
     show_report,
 )
 from fedgradnorm._cli.training_commands import Allow, ConfigFile, Device, Overrides, changed
-from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
+from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError, listed
 from fedgradnorm._runs.layout import BENEFIT, FIGURES, REPORT, TABLES
 
 if TYPE_CHECKING:
+    from fedgradnorm._report.frame import Report
+    from fedgradnorm._runs.reader import StoredRun
     from fedgradnorm.experiments._config.config_file import Config
 
 Methods = Annotated[
@@ -32,7 +36,12 @@ Methods = Annotated[
 ]
 Seeds = Annotated[
     int | None,
-    typer.Option("--seeds", "-s", help="How many, from the config's own on.", show_default=False),
+    typer.Option(
+        "--seeds",
+        "-s",
+        help="Number of seeds, starting with the config's `seed`.",
+        show_default=False,
+    ),
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time, each in a process.")]
 Out = Annotated[
@@ -92,7 +101,7 @@ def compare(
         raise ConfigError("no config to train; name a TOML file, or --from a folder of runs")
     wanted = load_config(config, changed(overrides, device), allow=allow or ())
     names = None if methods is None else split_entries(methods)
-    run_and_show(wanted, names, seeds, jobs, out, baseline)
+    refuse_diverged(run_and_show(wanted, names, seeds, jobs, out, baseline))
 
 
 def reproduce(
@@ -135,16 +144,24 @@ def reproduce(
     words = changed(overrides, device)
     wanted = {name: load_config(name, words, allow=allow or ()) for name in names}
     trouble: TrainingError | None = None
+    runs: list[StoredRun] = []
     for name, config in wanted.items():
         if len(wanted) > 1:
             say(f"== {name}")
         place = folder / name if len(wanted) > 1 else folder
         try:
-            run_and_show(config, None, seeds, jobs, place, baseline)
+            runs += run_and_show(config, None, seeds, jobs, place, baseline)
         except TrainingError as error:  # the others are none the worse for it
             trouble = trouble or error
     if trouble is not None:
         raise trouble
+    refuse_diverged(runs)
+
+
+def refuse_diverged(runs: Sequence[StoredRun]) -> None:
+    """End the command with 3 where a run has diverged, after everything was shown."""
+    if names := [run.name for run in runs if run.diverged]:
+        raise fail(f"{len(names)} of {len(runs)} runs have diverged: {listed(names)}", DIVERGED)
 
 
 def benefit(
@@ -195,10 +212,11 @@ def benefit(
     many = f"mean over {seeds} seeds" if seeds > 1 else f"seed {wanted.seed}"
     say(client_grid(found, f"{wanted.method} against alone, {many}"))
     write_benefit(found, folder / BENEFIT, wanted.method, seeds)
-    write_page([folder], folder / REPORT)
+    page = write_page([folder], folder / REPORT)
     say(f"table:   {folder / BENEFIT}")
     say(f"page:    {folder / REPORT} (opens in any browser, works offline)")
     say(Text(found.sentence))
+    refuse_diverged(page.report.runs)
 
 
 def run_and_show(
@@ -208,8 +226,8 @@ def run_and_show(
     jobs: int,
     out: Path | None,
     baseline: str | None,
-) -> None:
-    """Train what is missing, then show the tables and the figure of all."""
+) -> Sequence[StoredRun]:
+    """Train what is missing, then show the tables and the figure of all; the runs there."""
     from fedgradnorm._methods import find_method
     from fedgradnorm.experiments._compare import compare as train
     from fedgradnorm.experiments._compare import compare_folder
@@ -227,12 +245,13 @@ def run_and_show(
     texts = config.compare.methods if methods is None else methods
     names = {read_entry(text).method for text in texts}
     default = config.compare.baseline if config.compare.baseline in names else ""
-    show_comparison([folder], baseline or default, folder)
+    report = show_comparison([folder], baseline or default, folder)
     if trouble is not None:
         raise trouble
+    return report.runs
 
 
-def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
+def show_comparison(places: list[Path], baseline: str, out: Path) -> Report:
     """Print a table, notes and the conclusion; write all tables, figures and the page."""
     from fedgradnorm._report.figures import draw
     from fedgradnorm._report.frame import read_report
@@ -249,3 +268,4 @@ def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
     say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
     say(f"figures: {', '.join(map(str, draw(report, out / FIGURES)))}")
     show_page(page, out / REPORT)
+    return report

@@ -37,7 +37,8 @@ from fedgradnorm._state.table import NETWORK
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
 from fedgradnorm.models._norm_layer import find_norm_layer, parameters_of
-from fedgradnorm.weighting import ByTask, Equal, Needs, Weighting
+from fedgradnorm.weighting import Equal, Needs, Weighting
+from fedgradnorm.weighting._by_task import ByTask
 
 SCALARS = (Needs.SIZE, Needs.LOSS, Needs.NORM)
 """Needs that cost the client one number in its report."""
@@ -112,10 +113,7 @@ class Federation:
         self.server = ServerState(
             FlatNetwork(self.network, device).vector,
             weighting,
-            optimizers.resolve(settings.server_optimizer, settings.lr),
-            aggregate=settings.aggregate,
-            step_with=settings.step_with,
-            rates=settings.server_rates(),
+            **settings.server(),
         )
         if not self.shares:
             own = {f"{SERVER}{key}": value[0] for key, value in self.server.moments.items()}

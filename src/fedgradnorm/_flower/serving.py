@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm._flower.agreement import Agreement, agree
 from fedgradnorm._flower.attendance import Patience, Rules
@@ -279,13 +278,7 @@ def _coordinator(
 ) -> Coordinator:
     settings = agreement.settings
     server = ServerState(
-        FlatNetwork(network).vector,
-        weighting,
-        optimizers.resolve(settings.server_optimizer, settings.lr),
-        aggregate=settings.aggregate,
-        step_with=settings.step_with,
-        bounds=terms.bounds,
-        rates=settings.server_rates(),
+        FlatNetwork(network).vector, weighting, bounds=terms.bounds, **settings.server()
     )
     rules = Rules(terms.misses, terms.refusals, terms.pause)
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)

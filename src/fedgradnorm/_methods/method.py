@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedgradnorm._checks import shown
-from fedgradnorm._errors import ConfigError, FedGradNormError
+from fedgradnorm._errors import ConfigError, FedGradNormError, choose
 from fedgradnorm._options import check_options, options_of
 from fedgradnorm._registry import Registry, calling_module
 from fedgradnorm._round.settings import FIELDS, Settings, key_of, name_of, unknown
@@ -37,6 +37,7 @@ class Method:
         fixed: options of the weighting that the name stands for.
         settings: settings that the name stands for, such as ``{"local.proximal": 0.01}``. The
             group may be left out; the names are stored without it.
+        tunable: those of ``settings`` that a run may set to another value, as FedProx's mu.
         summary: what it does, in a few words.
         source: the paper it comes from.
         equation: the rule in LaTeX, in the symbols of the page on methods.
@@ -48,6 +49,7 @@ class Method:
     weighting: Callable[..., Weighting]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    tunable: Sequence[str] = ()
     summary: str = ""
     source: str = ""
     equation: str = ""
@@ -59,11 +61,15 @@ class Method:
                 f"method {self.name!r}: weighting must be a class of fgn.Weighting, or a function "
                 f"that returns one, not {shown(self.weighting)}"
             )
-        for key in self.settings:
+        for key in (*self.settings, *self.tunable):
             if not name_of(key) and key not in FIELDS:
                 raise ConfigError(f"method {self.name!r}: {unknown(key)}")
         flat = {name_of(key) or key: value for key, value in self.settings.items()}
         object.__setattr__(self, "settings", flat)
+        tunable = tuple(name_of(key) or key for key in self.tunable)
+        for name in tunable:
+            choose(name, flat, f"setting of method {self.name!r} in tunable")
+        object.__setattr__(self, "tunable", tunable)
 
     def register(self) -> Method:
         """Make the name known to ``fgn.train`` and to config files, and return the method."""
@@ -93,9 +99,14 @@ class Method:
             reason = str(error) or type(error).__name__
             raise ConfigError(f"{what} cannot be made with {given}: {reason}") from error
 
+    @property
+    def fixes(self) -> dict[str, Any]:
+        """The settings that no run of this method can change."""
+        return {name: value for name, value in self.settings.items() if name not in self.tunable}
+
     def check(self, settings: Settings) -> None:
         """Refuse settings that contradict the method; a default stands for the method's value."""
-        for name, fixed in self.settings.items():
+        for name, fixed in self.fixes.items():
             value = getattr(settings, name)
             if value not in (fixed, FIELDS[name].default):
                 raise ConfigError(
@@ -104,9 +115,10 @@ class Method:
                 )
 
     def applied(self, settings: Settings) -> Settings:
-        """The settings with what the method fixes."""
+        """The settings with those of the method."""
         self.check(settings)
-        return replace(settings, **self.settings)
+        chosen = {name for name in self.tunable if getattr(settings, name) != FIELDS[name].default}
+        return replace(settings, **{k: v for k, v in self.settings.items() if k not in chosen})
 
     def weigh(self, weighting: Weighting | Mapping[str, Any] | None) -> Weighting:
         """The method's weighting: from its options, or a given one if it is of this method."""

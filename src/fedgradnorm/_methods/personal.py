@@ -21,6 +21,7 @@ Method(
     "fedprox",
     Equal,
     settings={**AVERAGED, "proximal": 0.01},
+    tunable=["proximal"],
     summary="averaged models, pulled back (mu = 0.01)",
     source="Li, Sahu et al. 2020, algorithm 2",
     equation=(
@@ -46,6 +47,7 @@ Method(
     "fedbabu",
     Equal,
     settings={"head_steps": 0, "final_head_steps": 200},
+    tunable=["final_head_steps"],
     summary="random heads until the end, then tuned",
     source="Oh et al. 2022",
     equation=(
@@ -57,6 +59,7 @@ Method(
     "ditto",
     Equal,
     settings={"ditto": 0.1},
+    tunable=["ditto"],
     summary="a personal network near the shared one",
     source="Li et al. 2021, algorithm 1",
     equation=(r"v_i \leftarrow v_i - \eta \left( \nabla F_i(v_i) + \lambda (v_i - \omega) \right)"),

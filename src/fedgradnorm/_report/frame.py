@@ -21,6 +21,7 @@ from fedgradnorm._methods import LOCAL, METHODS
 from fedgradnorm._round.reports import COLUMNS, KEYS
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import NOT_PRIVATE_EPSILON, SPENT
+from fedgradnorm._runs.manifest import diverged_words
 from fedgradnorm._runs.reader import (
     NOT_JUDGED,
     Judged,
@@ -393,6 +394,8 @@ def _run_notes(runs: Sequence[StoredRun], groups: Sequence[Group]) -> list[str]:
             planned = f" of {run.planned}" if run.planned else ""
             reached = f"round {run.last_round}{planned}, epoch {run.rows[-1]['epoch']:.1f}"
             notes.append(f"{run.name} is not finished: {reached}")
+        if run.diverged:
+            notes.append(f"{run.name}: {diverged_words(run.diverged)}")
     if scaled := sum(run.scaled for one in groups for run in one.whole):
         notes.append(f"losses are shown without their loss_scale ({scaled} runs)")
     for one in groups:

@@ -40,6 +40,8 @@ class Executor:
         """Make the name known to ``executor=...``, and return the executor."""
         if self.name == AUTO:
             raise ConfigError("executor 'auto' chooses among the others; choose another name")
+        if not callable(self.engine) or not callable(self.why_not):
+            raise ConfigError(f"executor {self.name!r} needs functions for engine and why_not")
         return EXECUTORS.register(self.name, self, calling_module())
 
 

@@ -9,6 +9,9 @@ the rest of the package reads. To add a setting, add a field to a group: checks,
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +29,7 @@ from fedgradnorm._round.executor import checked_executor
 from fedgradnorm._round.local_update import FirstLoss, LocalSpec, Phases, ReportLoss, Sends
 from fedgradnorm._round.lr_schedules import Rates, check_schedule, filled
 from fedgradnorm._round.participation import Participation
-from fedgradnorm._round.server import Aggregate, StepWith
+from fedgradnorm._round.server import Aggregate, ServerState, StepWith
 
 Precision = Literal["float32", "tf32", "bf16"]
 MANY = 200
@@ -161,6 +164,15 @@ def _device(name: str, value: object) -> str:
     return str(value)
 
 
+def _optimizer(name: str, value: object) -> Any:
+    if not isinstance(value, str | Mapping):
+        raise ConfigError(
+            f"{name} must be a name such as 'sgd', or a table such as "
+            f"{{'name': 'sgd', 'momentum': 0.9}}, not {shown(value)}"
+        )
+    return plain(name, value)
+
+
 def _tuning(name: str, value: object) -> dict[str, Any]:
     """The table ``personalize`` as it was given; ``lr`` of the run is not known yet."""
     checked_tuning(name, value, 1e-3)
@@ -198,7 +210,7 @@ def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
 
 _AT_LEAST_0: Kind = bounded, "0 or more"
 _CLIP: Kind = _optional(partial(bounded, above=True)), "above 0"
-_OPTIMIZER: Kind = plain, ""
+_OPTIMIZER: Kind = _optimizer, ""
 _LR_SCHEDULE: Kind = check_schedule, ""
 _PATTERNS: Kind = _optional(_one_or_names), ""
 
@@ -219,7 +231,22 @@ G = TypeVar("G", bound=type)
 
 
 def _documented(group: G) -> G:
-    """Write the fields' texts into the docstring, so that ``help`` and the reference have them."""
+    """Write the fields' texts into the docstring, so that ``help`` and the reference have them.
+
+    A keyword that the group does not have is an error that says where the setting is.
+    """
+    kind: Any = group
+    made, known = kind.__init__, [one.name for one in fields(group)]
+
+    @functools.wraps(made)
+    def init(self: object, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in known:
+                (table,) = (table for table, one in GROUPS.items() if one is group)
+                raise ConfigError(unknown(name, table))
+        made(self, *args, **given)
+
+    kind.__init__ = init
     lines = [f"{one.name}: {one.metadata['text']}" for one in fields(group)]
     wrapped = [textwrap.fill(line, 96, subsequent_indent="    ") for line in lines]
     group.__doc__ = f"{group.__doc__}\n\nArgs:\n" + textwrap.indent("\n".join(wrapped), "    ")
@@ -620,7 +647,7 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
             )
         if self.rounds is not None and self.epochs is not None:
             raise ConfigError("give rounds or epochs, not both")
-        for rates in (self.local().head_rates, self.server_rates()):
+        for rates in (self.local().head_rates, self.server()["rates"]):
             if rates is not None:
                 rates.at(2)  # some schedulers check their options in the first steps
 
@@ -673,12 +700,16 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
             found[name] = optimizers.resolve(found[name], self.lr)
         return LocalSpec(**found)
 
-    def server_rates(self) -> Rates | None:
-        """The rate of the server's optimiser in each round, where a schedule moves it."""
-        table = optimizers.resolve(self.server_optimizer, self.lr)
-        if self.server_schedule is None:
-            return None
-        return Rates(self.server_schedule, table, self.rounds)
+    def server(self) -> dict[str, Any]:
+        """What concerns the server, as keywords of ``ServerState``, with its optimizer resolved.
+
+        Its keyword-only parameters that have the name of a setting are that setting.
+        """
+        given = inspect.signature(ServerState).parameters.values()
+        known = [one.name for one in given if one.kind is one.KEYWORD_ONLY and one.name in FIELDS]
+        table, spec = optimizers.resolve(self.server_optimizer, self.lr), self.server_schedule
+        rates = None if spec is None else Rates(spec, table, self.rounds)
+        return {"optimizer": table, "rates": rates, **{k: getattr(self, k) for k in known}}
 
     def for_rounds(self, rounds: int) -> Settings:
         """The same with schedules as long as the run, whose rounds may have been epochs."""
@@ -865,23 +896,56 @@ def unknown(name: str, group: str = "") -> str:
     "'head_steps' is a setting of the group local: local=fgn.Local(head_steps=...)"
     >>> unknown("patience")
     "'patience' is given among the callbacks: callbacks=[fgn.EarlyStopping(patience=...)]"
+    >>> unknown("learning_rate")
+    "'learning_rate' is called lr here: lr=..."
+    >>> unknown("head_step")
+    "unknown setting 'head_step'; did you mean 'head_steps': local=fgn.Local(head_steps=...)?"
     """
     if name in RECORDED:
         kind = RECORDED[name].__name__
         return f"{name!r} is given among the callbacks: callbacks=[fgn.{kind}(...)]"
     if name in GROUP_OF:
-        right, key = _PLACES[name]
-        made = f"fgn.{GROUPS[right].__name__}({key}=...)"
+        right = GROUP_OF[name]
         if right in RECORDED:
-            return f"{name!r} is given among the callbacks: callbacks=[{made}]"
-        return f"{name!r} is a setting of the group {right}: {right}={made}"
+            return f"{name!r} is given among the callbacks: {_given_as(name)}"
+        return f"{name!r} is a setting of the group {right}: {_given_as(name)}"
     if name in TOP:
-        return f"{name!r} belongs to no group: give it as {name}=..."
-    try:
-        choose(name, [key for g, key in _NAMES if g == group] if group else FIELDS, "setting")
-    except ConfigError as error:
-        return f"{group}: {error}" if group else str(error)
-    return f"unknown setting {name!r}"
+        return f"{name!r} belongs to no group: give it as {_given_as(name)}"
+    if name in ELSEWHERE:
+        return f"{name!r} is called {ELSEWHERE[name]} here: {_given_as(ELSEWHERE[name])}"
+    if group:
+        own = [key for table, key in _NAMES if table == group]
+        try:
+            choose(name, own, "setting")
+        except ConfigError as error:
+            return f"{group}: {error}"
+    near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.6)
+    if near:
+        key = _PLACES.get(near[0], ("", near[0]))[1]
+        return f"unknown setting {name!r}; did you mean {key!r}: {_given_as(near[0])}?"
+    return f"unknown setting {name!r} (one of: {', '.join((*TOP, *OPTIONS))}, callbacks)"
+
+
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "num_rounds": "rounds",
+    "num_epochs": "epochs",
+    "local_steps": "shared_steps",
+    "local_epochs": "shared_steps",
+    "optimizer": "local_optimizer",
+    "fraction_fit": "participation",
+    "mu": "proximal",
+}
+"""What settings are called in papers and other libraries."""
+
+
+def _given_as(name: str) -> str:
+    """How a setting is given to ``train``."""
+    if name in TOP:
+        return f"{name}=..."
+    group, key = _PLACES[name]
+    made = f"fgn.{GROUPS[group].__name__}({key}=...)"
+    return f"callbacks=[{made}]" if group in RECORDED else f"{group}={made}"
 
 
 def completed(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from fedgradnorm._checks import shown
 from fedgradnorm._errors import FedGradNormError, ModelError, RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.blueprint import Blueprint, rebuild, sketch
@@ -46,6 +48,8 @@ def load(
     instance as ``network`` (and ``heads`` and ``stems`` by client), whose parameters are then
     filled. Custom kinds of tasks are not stored either: give them as ``kinds``, or register them.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise RunFolderError(f"path must be the path of a run's folder, not {shown(path)}")
     folder = Path(path)
     manifest = read_manifest(folder)  # without one it is no run folder
     if not present(folder / CLIENTS):

@@ -179,6 +179,11 @@ class StoredRun:
         return self.finished and self.manifest.get("stopped_early") is True
 
     @property
+    def diverged(self) -> list[str]:
+        """The clients that it ended with in divergence."""
+        return list(self.manifest.get("diverged", ()))
+
+    @property
     def kept(self) -> str:
         """What it kept, in words, where that was a choice."""
         return kept_words(self.manifest)

@@ -267,6 +267,11 @@ class Run:
         """
         if not isinstance(alone, Run):
             raise ConfigError(f"alone must be a run trained with share='none', not {shown(alone)}")
+        if self.shared is None and alone.shared is not None:
+            raise ConfigError(
+                "this run shares nothing, and the one given shares a network: call benefit on the "
+                "run trained together, joined.benefit(alone, clients)"
+            )
         return benefit_of(self, alone, clients, by=by, seed=seed)
 
     def summary(self) -> pd.DataFrame:

@@ -125,7 +125,7 @@ def recorded(clients: Sequence[Client], settings: Settings) -> frozenset[str] | 
     owners = list(dict.fromkeys(client.owner for client in clients))
     if isinstance(asked, list):
         known = dict.fromkeys([*owners, *(client.name for client in clients)])
-        wanted = {name if name in known else choose(name, known, "client in record_clients")
+        wanted = {name if name in known else choose(name, known, "client in history.clients")
                   for name in asked}  # fmt: skip
     else:
         wanted = set(some_of(owners, MANY if asked is None else asked, settings.seed, "recorded"))

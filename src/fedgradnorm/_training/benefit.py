@@ -17,12 +17,12 @@ from fedgradnorm._benefit.measuring import By, testable
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._launched import is_leader
-from fedgradnorm._round.settings import Settings, unknown
+from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.files import present
 from fedgradnorm._runs.layout import MANIFEST
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.callbacks import Callback, Show, ShowProgress
-from fedgradnorm._training.inputs import CHOICES, checked_folder, chosen
+from fedgradnorm._training.inputs import CHOICES, checked_folder, chosen, refused
 from fedgradnorm._training.train import Option, train_with
 from fedgradnorm.weighting import Equal, Weighting
 
@@ -90,7 +90,7 @@ def warn_of_overfitting(clients: Sequence[Client], settings: Settings) -> None:
 def _chosen(training: dict[str, Any]) -> tuple[Weighting, Settings, list[Callback]]:
     for name in training:
         if name not in (*CHOICES, "callbacks"):
-            raise ConfigError(f"benefit() takes no {name!r}: {unknown(name)}")
+            raise refused("benefit", name)
     weighting, settings, callbacks = chosen(training)
     sharing = training.get("sharing")
     if settings.share == "none" or (isinstance(sharing, Mapping) and "share" in sharing):

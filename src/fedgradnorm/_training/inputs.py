@@ -56,11 +56,21 @@ def explained(function: F) -> F:
     def call(*args: Any, **given: Any) -> Any:
         for name in given:
             if name not in taken:
-                why = _ELSEWHERE.get(name) or unknown(name)
-                raise ConfigError(f"{function.__name__}() takes no {name!r}: {why}")
+                raise refused(function.__name__, name)
         return function(*args, **given)
 
     return cast(F, call)
+
+
+def refused(function: str, name: str) -> ConfigError:
+    """Why a function takes no keyword of that name, and what to give instead."""
+    why = _ELSEWHERE.get(name) or unknown(name)
+    if function == "resume" and name in (*CHOICES, *RECORDED):
+        why = (
+            "a resumed run keeps its settings; to go on with others, start a new run from it: "
+            "fgn.train(fgn.load(folder), clients, ...)"
+        )
+    return ConfigError(f"{function}() takes no {name!r}: {why}")
 
 
 def chosen(given: Mapping[str, Any]) -> tuple[Weighting, Settings, list[Callback]]:
@@ -77,8 +87,10 @@ def chosen(given: Mapping[str, Any]) -> tuple[Weighting, Settings, list[Callback
         name = weighting.__name__
         raise ConfigError(f"weighting is the class {name}; give an instance, {name}()")
     if not isinstance(weighting, Weighting | Mapping | None):
+        way = "; a method is given by its name as method=..." if isinstance(weighting, str) else ""
         raise ConfigError(
-            f"weighting must be one of this library's, such as GradNorm(), not {shown(weighting)}"
+            "weighting must be an object such as fgn.GradNorm(), or a table of options, not "
+            f"{shown(weighting)}{way}"
         )
     if method is None and isinstance(weighting, Weighting):
         return weighting, settings, callbacks

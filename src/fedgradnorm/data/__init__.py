@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         Dirichlet,
         Iid,
         Linear,
-        Partitioner,
         Pathological,
         Size,
         partition_client,
@@ -34,7 +33,6 @@ __all__ = [
     "Images",
     "Inputs",
     "Linear",
-    "Partitioner",
     "Pathological",
     "Size",
     "Source",
@@ -47,7 +45,7 @@ __all__ = [
     *built_in(),
 ]
 
-_PARTITION = ("Dirichlet", "Iid", "Linear", "Partitioner", "Pathological", "Size")
+_PARTITION = ("Dirichlet", "Iid", "Linear", "Pathological", "Size")
 _TABLE = ("Arrays", "Images", "Inputs", "Split", "Table", "Target")
 
 __getattr__ = on_demand(

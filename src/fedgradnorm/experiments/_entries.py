@@ -75,8 +75,8 @@ def read_entry(text: str) -> Entry:
         if key in own:
             raise ConfigError(f"{text!r} sets {key} twice")
         fixed = name_of(key)
-        if fixed in method.settings:
-            raise ConfigError(f"{text!r}: {name} is {key} = {method.settings[fixed]!r}")
+        if fixed in method.fixes:
+            raise ConfigError(f"{text!r}: {name} is {key} = {method.fixes[fixed]!r}")
         own[key] = parse_value(value)
     entry = Entry(name, dict(sorted(own.items())))
     if entry.needs_a_run and any(key.startswith("weighting.") for key in own):

@@ -88,7 +88,8 @@ def paired_p(ours: Sequence[float], theirs: Sequence[float], overlap: float = 0.
     >>> round(paired_p([1.0, 2.0, 4.0], [2.0, 4.0, 5.0]), 4)
     0.0572
     """
-    differences = np.subtract(ours, theirs)
+    with np.errstate(invalid="ignore"):  # both may be infinite
+        differences = np.subtract(ours, theirs)
     if len(differences) < 2 or not np.isfinite(differences).all():
         return math.nan
     if np.ptp(differences) == 0:  # the t statistic is 0/0 or infinite

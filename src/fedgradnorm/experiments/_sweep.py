@@ -54,7 +54,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, list[Any]]:
 def felt_by(point: Mapping[str, Any], method: str) -> Point:
     """The part of a point that this method feels: not options it lacks or settings it fixes."""
     known = find_method(method)
-    options, fixed = known.options(), known.settings
+    options, fixed = known.options(), known.fixes
 
     def feels(key: str) -> bool:
         table, name, *_ = [*key.split("."), ""]

@@ -79,9 +79,11 @@ def representation(network: nn.Module, x: Inputs, client: str) -> tuple[int, ...
         )
     shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if not isinstance(output, Tensor) or output.ndim < 2 or len(output) != len(x):
+        tensor = isinstance(output, Tensor)
+        way = "end the network with nn.Flatten()" if tensor else "let forward return one tensor"
         raise ModelError(
             f"client {client!r}: the shared network returns {shape} for {len(x)} rows; a head "
-            "needs (rows, features): end the network with nn.Flatten()"
+            f"needs (rows, features): {way}"
         )
     return tuple(output.shape[1:])
 

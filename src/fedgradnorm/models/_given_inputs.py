@@ -111,11 +111,13 @@ def _way_out(values: Any, array: NDArray[Any]) -> str:
     place = next(texts, None) if array.dtype.kind in "OUS" else None
     if place is not None:
         cell = f"row {place[0]}, column {place[1]}" if len(place) == 2 else f"place {list(place)}"
-        return (
-            f"; {cell} is {shown(str(array[place]))}: fgn.data.Table takes a DataFrame with "
-            "columns of text (categories) and dates"
-        )
+        return f"; {cell} is {shown(str(array[place]))}: {_TABLE}"
+    if array.dtype.kind == "M" or any(hasattr(cell, "isoformat") for cell in array.flat[:100]):
+        return f"; there are dates in it: {_TABLE}"
     return ""
+
+
+_TABLE = "fgn.data.Table takes a DataFrame with columns of text (categories) and dates"
 
 
 def check_fits(

@@ -73,9 +73,10 @@ def _split(
     x, targets = pair
     odd = sorted(map(str, set(tasks) ^ set(targets)))
     if odd:
+        what = "no targets for task" if odd[0] in tasks else "targets, but no task, for"
         raise DataError(
-            f"{where}: the tasks are {', '.join(tasks)}, but {odd[0]!r} is only "
-            f"{'a task' if odd[0] in tasks else 'among the targets'}; give NaN for what is missing"
+            f"{where}: {what} {odd[0]!r} (tasks: {', '.join(tasks)}; targets: "
+            f"{', '.join(map(str, targets))}); use the same names, and NaN for missing labels"
         )
     found = {key: as_tensor(f"{where}, task {key!r}", y, "y") for key, y in targets.items()}
     for key, y in found.items():

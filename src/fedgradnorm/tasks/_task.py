@@ -70,8 +70,11 @@ class Task:
         least = self.form.least
         whole = isinstance(self.outputs, int) and not isinstance(self.outputs, bool)
         if not whole or self.outputs < least:
+            given: Any = self.outputs
+            listed = isinstance(given, list | tuple)
+            way = f"; names are given as labels={given!r}" if listed else ""
             raise ConfigError(
-                f"a {self.kind} task needs at least {least} outputs, not {self.outputs!r}"
+                f"a {self.kind} task needs at least {least} outputs, not {given!r}{way}"
             )
         if not _is_number(self.loss_scale) or not 0 < self.loss_scale < float("inf"):
             raise ConfigError(f"loss_scale must be a positive number, not {self.loss_scale!r}")
@@ -86,6 +89,10 @@ class Task:
             raise ConfigError(f"a task's name must be a text, not {self.name!r}")
         object.__setattr__(self, "shape", checked_shape(self.shape))
         check_metrics(self.metrics)
+
+    def __repr__(self) -> str:
+        named = "" if self.name is None else f"{self.name!r}, "
+        return f"Task({named}{self.kind}, {self.words()})"
 
     @property
     def form(self) -> Kind:

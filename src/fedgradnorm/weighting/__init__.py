@@ -1,7 +1,6 @@
 """How the server weighs its clients."""
 
 from fedgradnorm.weighting._base import Needs, Signals, Weighting
-from fedgradnorm.weighting._by_task import ByTask
 from fedgradnorm.weighting._directions import ConFIG, GradDrop, TrimmedMean
 from fedgradnorm.weighting._excess import ExcessMTL
 from fedgradnorm.weighting._fixed import BySize, Equal, Static
@@ -46,7 +45,6 @@ __all__ = [
     "QFFL",
     "AlignedMTL",
     "BySize",
-    "ByTask",
     "CAGrad",
     "ConFIG",
     "DualProj",

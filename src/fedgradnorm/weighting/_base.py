@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError
 
 GATHER_FROM = 1000
@@ -119,6 +120,14 @@ class Weighting(ABC):
     capturable: bool = True
     run_seed: int = 0
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not isinstance(needs := cls.__dict__.get("needs", cls.needs), Needs | property):
+            raise ConfigError(
+                f"needs of weighting {cls.__name__} must be of fgn.Needs, such as "
+                f"Needs.LOSS | Needs.NORM, not {shown(needs)}"
+            )
+
     def __init__(self) -> None:
         self.clients: tuple[str, ...] = ()
         self.rows: dict[str, Tensor] = {}
@@ -131,6 +140,10 @@ class Weighting(ABC):
 
     def bind(self, clients: Sequence[str]) -> None:
         """Give each client a row, in this order; on a second call, state follows the name."""
+        if "rows" not in vars(self):
+            raise ConfigError(
+                f"weighting {type(self).__name__}: call super().__init__() in its __init__"
+            )
         if len(set(clients)) != len(clients):
             raise ConfigError(f"two clients of one name cannot be weighed: {', '.join(clients)}")
         known = self._by_name()
@@ -161,7 +174,7 @@ class Weighting(ABC):
             self.rows = {key: row.index_select(0, here) for key, row in whole.items()}
             signals = replace(signals, rows=None)
         try:
-            raw = self.weigh(signals)
+            raw = self._checked(self.weigh(signals), signals)
             self.weight.copy_(normalised(raw, signals.active, otherwise=self.weight))
             if here is not None:
                 if "frozen" in whole:
@@ -172,6 +185,24 @@ class Weighting(ABC):
             if here is not None:
                 self.rows = whole
         return self.weight
+
+    def _checked(self, raw: Tensor, signals: Signals) -> Tensor:
+        """What ``weigh`` returned; a ConfigError unless it is a weight per row.
+
+        Signs are looked at on a CPU only: on a GPU the host would wait for them.
+        """
+        who, count = f"weighting {type(self).__name__}", len(signals.active)
+        if not isinstance(raw, Tensor) or raw.shape != (count,):
+            found = f"shape {tuple(raw.shape)}" if isinstance(raw, Tensor) else type(raw).__name__
+            raise ConfigError(f"{who}: weigh must return a tensor of shape ({count},), not {found}")
+        if self.positive and raw.device.type == "cpu":
+            below = ((raw < 0) & signals.active).nonzero()[:, 0].tolist()
+            if below:
+                raise ConfigError(
+                    f"{who}: weigh returned {raw[below[0]].item():g}; weights must not be "
+                    "negative, unless its class sets positive = False"
+                )
+        return raw
 
     def direction(self, signals: Signals) -> Tensor | None:  # noqa: ARG002
         """The direction of the server's step; None for the weighted mean of the updates.

@@ -13,7 +13,6 @@ from torch import nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._flower.agreement import Agreement, sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.client_session import ClientSession
@@ -99,11 +98,8 @@ class Together:
         server = ServerState(
             FlatNetwork(make()).vector,
             self.weighting,
-            optimizers.resolve(self.settings.server_optimizer, self.settings.lr),
-            aggregate=self.settings.aggregate,
-            step_with=self.settings.step_with,
             bounds=bounds,
-            rates=self.settings.server_rates(),
+            **self.settings.server(),
         )
         given = (server, self.names, self.agreement, self.exchange, patience)
         self.server = self.coordinator(given, bounds)

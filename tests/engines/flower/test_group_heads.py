@@ -26,7 +26,11 @@ from fedgradnorm._round.settings import Settings
 ABSENT = [["a", "c", "e"], ["b", "d", "f"], ["a", "b"], ["e"], ["c", "f", "d"], list("abcdef")]
 CASES = {
     "by task, part of the clients": {"heads": "task", "participation": ABSENT},
-    "by task, by size": {"heads": "task", "weighting": fgn.BySize, "aggregate": "by_size"},
+    "by task, by size": {
+        "heads": "task",
+        "weighting": fgn.weighting.BySize,
+        "aggregate": "by_size",
+    },
     "all": {"heads": "all", "participation": 0.5},
     "together": {"heads": "all", "phases": "joint", "shared_steps": 2},
     "by task, own bias": {"heads": "task", "head_own": "bias", "participation": ABSENT},

@@ -64,7 +64,7 @@ def lying(**said: float):
 
 
 def test_a_size_that_changes_is_refused_also_after_a_restart(tmp_path, caplog):
-    together = Together(tmp_path, fgn.BySize())
+    together = Together(tmp_path, fgn.weighting.BySize())
     together.exchange.tamper = lying(size=1e9)
     together.run(2)
     assert together.server.refused["side"] == 1

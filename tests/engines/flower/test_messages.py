@@ -173,7 +173,7 @@ def test_a_client_trusts_its_server_as_little(content):
         (fgn.GradNorm(), {"loss_ratio", "grad_norm"}),
         (fgn.GradNorm(rule="direct"), {"loss_ratio", "grad_norm"}),
         (fgn.Equal(), set()),
-        (fgn.BySize(), {"size"}),
+        (fgn.weighting.BySize(), {"size"}),
     ],
 )
 def test_nothing_leaves_a_client_but_what_the_method_needs(weighting, scalars, tmp_path):

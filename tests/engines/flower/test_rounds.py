@@ -25,7 +25,7 @@ CASES = {
     "gradnorm": {},
     "many steps": {"shared_steps": 3, "head_steps": 2},
     "statistics and absence": {"make": toys.noisy_network, "participation": 0.7},
-    "by size": {"weighting": fgn.BySize, "aggregate": "by_size"},
+    "by size": {"weighting": fgn.weighting.BySize, "aggregate": "by_size"},
     "gram": {"weighting": MGDA},
     "first loss": {"weighting": InverseFirstLoss, "sends": "delta"},
 }
@@ -174,7 +174,7 @@ def test_what_is_sent_follows_from_the_method():
 
     assert sent(fgn.GradNorm()) == ("loss_ratio", "grad_norm")
     assert sent(fgn.Equal()) == ()
-    assert sent(fgn.BySize()) == ("size",)
+    assert sent(fgn.weighting.BySize()) == ("size",)
     assert sent(fgn.Equal(), aggregate="by_size") == ("size",)
     assert sent(MGDA()) == ()
     assert sent(InverseFirstLoss()) == ("loss", "loss_ratio")

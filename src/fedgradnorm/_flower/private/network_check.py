@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._masking.roster import Unsafe
 from fedgradnorm._round.settings import Settings
@@ -32,8 +31,9 @@ class NetworkBound:
     """The bound of the agreed server optimizer; a ConfigError where it has none."""
 
     def __init__(self, settings: Settings) -> None:
-        self.table = optimizers.resolve(settings.server_optimizer, settings.lr)
-        self.rates, name = settings.server_rates(), self.table["name"]
+        server = settings.server()
+        self.table, self.rates = server["optimizer"], server["rates"]
+        name = self.table["name"]
         b1, b2 = self.table.get("betas", (0.9, 0.999))
         if name not in ("adam", "adamw") or self.table.get("amsgrad") or not b1**2 < b2 < 1:
             raise ConfigError(

@@ -101,6 +101,14 @@ class Table:
     stem: Mapping[str, Any] | nn.Module | None = field(default=None, kw_only=True)
     base: FilePath | None = field(default=None, kw_only=True)
 
+    def __post_init__(self) -> None:
+        given = self.target.values() if isinstance(self.target, Mapping) else [self.target]
+        if not all(isinstance(one, Target) for one in given):
+            raise ConfigError(
+                "target must be fgn.data.Target(column, task), or a table of these by the names of "
+                f"the tasks, not {shown(self.target)}"
+            )
+
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> Table:
         """The table that a config describes: the fields of all these objects as keys.
@@ -265,7 +273,10 @@ def _data_path(base: str | Path | None, path: Any, what: str) -> Any:
     """
     if is_frame(path):
         return path
-    start, name = user_path("." if base is None else base, "base"), user_path(path, what)
+    start = user_path("." if base is None else base, "base")
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"{what} must be a path or a DataFrame, not {shown(path)}")
+    name = user_path(path, what)
     here, folder = start / name, os.environ.get(ENV)
     if folder and not is_place(here):
         known = Path(folder).expanduser()

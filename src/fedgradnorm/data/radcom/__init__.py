@@ -30,8 +30,6 @@ from fedgradnorm.data.radcom._signal_set import (
     ORIGINAL_SAMPLES,
     OVER_THE_AIR,
     SIGNALS,
-    SNRS,
-    WAVEFORMS,
     Progress,
     RadCom,
 )
@@ -44,11 +42,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 __all__ = [
-    "MODULATIONS",
-    "SIGNALS",
-    "SNRS",
     "TASKS",
-    "WAVEFORMS",
     "RadCom",
     "clients",
     "generate",

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from fedgradnorm._checks import shortened, shown
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._methods import METHODS
+from fedgradnorm._round.settings import ELSEWHERE, FIELDS, SWITCHES, key_of
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
@@ -32,6 +33,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{key} is missing; give it one"
     here = [f for f in findings if f["loc"][:2] == place]
     wishes = list(dict.fromkeys(_wish(finding) for finding in here))
+    if key in SWITCHES:
+        wishes = ["true, false or a table of its settings"]
     value = first["input"]
     near = _near(value, wishes)
     return f"{key} = {shown(value, 200)} should be {' or '.join(wishes)}{near}"
@@ -45,6 +48,9 @@ def _unknown(key: str, name: str, names: list[str]) -> str:
 
 def _tables_with(name: str, model: type[BaseModel]) -> list[str]:
     """The dotted keys that end in ``name``: somebody left the table out."""
+    setting = ELSEWHERE.get(name, name)
+    if setting in FIELDS:
+        return [key_of(setting)]
     tables = {
         table: kind.model_fields
         for table, field in model.model_fields.items()
@@ -75,7 +81,8 @@ def _table(annotation: Any) -> Any:
 def _wish(finding: Mapping[str, Any]) -> str:
     text = re.sub(r"^Input should be ", "", finding["msg"])
     text = re.sub(r"^String should match pattern", "a text like", text)
-    return re.sub(r" or an? (object to extract|instance of).*", "", text)
+    text = text.replace("a valid dictionary", "a table")
+    return re.sub(r" or (an? )?(object to extract|instance of).*", "", text)
 
 
 def _near(value: Any, wishes: list[str]) -> str:

@@ -31,7 +31,7 @@ from torch import nn
 from fedgradnorm._checks import names, shortened
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm._methods import DEFAULT, find_method
+from fedgradnorm._methods import DEFAULT, Method, find_method
 from fedgradnorm._privacy.terms import Privacy, privacy_of
 from fedgradnorm._round.settings import (
     FIELDS,
@@ -150,6 +150,11 @@ class _Nullable(Strict):
         }
 
 
+def _unsaid(method: Method, name: str) -> tuple[Any, Any]:
+    """The values that a config need not say: the method's own, and the default that means it."""
+    return method.settings[name], FIELDS[name].default
+
+
 def _is_switch(value: object) -> bool:
     return isinstance(value, bool)
 
@@ -253,7 +258,8 @@ class Config(_Chosen):
             {
                 name: "none" if value is None else value
                 for name, value in flat.items()
-                if name not in method.settings
+                if name not in method.fixes
+                and (name not in method.tunable or value not in _unsaid(method, name))
                 and (value is not None or FIELDS[name].default is not None)
             }
         )
@@ -354,11 +360,11 @@ def for_method(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     weighting = dict(table.get("weighting", {}))
     before.build(weighting)  # a misspelt option must not vanish unseen
     kept = {
-        key: {k: v for k, v in value.items() if name_of(f"{key}.{k}") not in after.settings}
+        key: {k: v for k, v in value.items() if name_of(f"{key}.{k}") not in after.fixes}
         if key in GROUPS and isinstance(value, Mapping)
         else value
         for key, value in table.items()
-        if name_of(key) not in after.settings
+        if name_of(key) not in after.fixes
     }
     taken = {key: value for key, value in weighting.items() if key in after.options()}
     return {**kept, "method": name, "weighting": taken}
