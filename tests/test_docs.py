@@ -206,9 +206,10 @@ def test_readme_opens_with_a_picture_and_the_two_commands():
 
 def test_the_overview_is_drawn_by_its_script():
     names = runpy.run_path(str(ROOT / "tools" / "diagram.py"))
-    for theme in names["THEMES"]:
-        path = ROOT / "docs" / "images" / f"overview-{theme}.svg"
-        assert path.read_text(encoding="utf-8") == names["drawn"](theme)
+    for shape, draw in names["SHAPES"].items():
+        for theme in names["THEMES"]:
+            path = ROOT / "docs" / "images" / f"{shape}-{theme}.svg"
+            assert path.read_text(encoding="utf-8") == draw(theme)
 
 
 def test_the_recording_of_the_demo_shows_its_methods_and_ends_with_its_finding():
