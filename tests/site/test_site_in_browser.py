@@ -48,7 +48,7 @@ def test_no_page_is_wider_than_a_phone(browser, site):
 def test_search_finds_a_key_and_a_word(browser, site):
     with opened(browser, site) as page:
         for words, wanted in (
-            ("head_init", "Every key of a config"),
+            ("head_init", "Config keys"),
             ("norm_layer", "algorithm"),
         ):
             page.goto((site / "index.html").as_uri())
