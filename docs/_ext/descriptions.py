@@ -14,7 +14,7 @@ OF_THE_SITE = re.compile(r'<meta content="[^"]*" name="description"[^>]*/?>')
 
 
 def describe(
-    app: Sphinx, name: str, template: str, context: dict[str, Any], page: nodes.document | None
+    app: Sphinx, name: str, _template: str, context: dict[str, Any], page: nodes.document | None
 ) -> None:
     """Replace the site's description by the page's first paragraph."""
     if page is None or name == app.config.root_doc:
