@@ -43,15 +43,12 @@ def test_every_method_is_in_a_table_of_the_page() -> None:
     assert wanted == set(re.findall(r"<!-- generated: methods (\w+) -->", PAGE))
 
 
-def test_every_source_is_a_link_and_no_paper_is_left_over() -> None:
+def test_every_source_is_a_link() -> None:
     papers = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "_ext" / "papers.py"))
-    named = set()
     for method in METHODS.values():
         found = papers["NAMED"].findall(method.source)
         assert found or re.match("baseline|this package", method.source), method.source
         assert papers["linked"](method.source).count("](https://") == len(found)
-        named.update(found)
-    assert named == set(papers["PAPERS"])
 
 
 def test_the_readme_does_not_promise_too_many() -> None:

@@ -36,6 +36,7 @@ PAPERS = {
         "https://doi.org/10.1016/j.crma.2012.03.014",
         "Multiple-gradient descent algorithm (MGDA) for multiobjective optimization",
     ),
+    "He et al. 2024": ("2402.02009", "Robust multi-task learning with excess risks"),
     "Hu et al. 2022": ("2006.11489", "Federated learning meets multi-objective optimization"),
     "Kendall et al. 2018": (
         "1705.07115",
@@ -90,6 +91,10 @@ PAPERS = {
     "Senushkin et al. 2023": (
         "2305.19000",
         "Independent component alignment for multi-task learning",
+    ),
+    "Shen et al. 2024": (
+        "2404.06486",
+        "GO4Align: Group optimization for multi-task alignment",
     ),
     "Wang et al. 2021": (
         "2010.05874",
