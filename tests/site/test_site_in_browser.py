@@ -80,11 +80,16 @@ def test_every_page_is_quiet(browser, site):
 
 
 def test_what_scrolls_sideways_can_be_focused_and_captions_have_a_level(browser, site):
+    """By keyboard: everything wider than its box, and nothing else, is a stop of the tab key."""
+    boxes = ".highlight pre, .output, .table-wrapper, div.math"
+    focusable = "found => found.map((e) => [e.scrollWidth > e.clientWidth, e.tabIndex === 0])"
+    scrolling = 0
     with opened(browser, site, PHONE) as page:
-        page.goto((site / "methods.html").as_uri())
-        scrollers = page.locator("main [tabindex='0']")
-        assert scrollers.count() > 0
-        wide = scrollers.evaluate_all("found => found.every((e) => e.scrollWidth > e.clientWidth)")
-        assert wide
+        for name in PAGES:
+            page.goto((site / f"{name}.html").as_uri())
+            found = page.locator(boxes).evaluate_all(focusable)
+            assert all(wide == reached for wide, reached in found), name
+            scrolling += sum(wide for wide, _ in found)
         captions = page.locator("p.caption[role=heading]")
         assert captions.count() == page.locator("p.caption[aria-level='2']").count() > 0
+    assert scrolling > 0
