@@ -25,7 +25,8 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
-    "formulas",  # the rest is ours, in _ext
+    "descriptions",  # the rest is ours, in _ext
+    "formulas",
     "generated",
     "notebooks",
 ]

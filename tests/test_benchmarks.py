@@ -158,7 +158,8 @@ def test_starts_of_heads_are_compared_and_the_page_has_the_numbers(tmp_path, mon
     monkeypatch.syspath_prepend(str(FOLDER))
     module = importlib.import_module("head_init")
     published = json.loads((FOLDER / "results" / "head_init.json").read_text())["rows"]
-    assert module.page_table(published) in (FOLDER.parent / "docs" / "networks.md").read_text()
+    first = module.page_table(published[:6])  # the small rate; the rest is in benchmarks/results
+    assert first in (FOLDER.parent / "docs" / "networks.md").read_text()
 
 
 @pytest.mark.slow

@@ -51,13 +51,13 @@ SHORTER = {
     "docs/data-radcom.md": {"20_000": "2_000", "125_361": "3_600"},
     "docs/data-faces.md": {"10_000": "1_000"},
     "docs/experiments.md": {
-        "configs/radcom.toml": "configs/radcom.toml data.samples=600 epochs=1",
+        "run radcom": "run radcom data.samples=600 epochs=1",
         "seeds = 5": "seeds = 1",
         "[0.5, 0.9, 1.5]": "[0.5, 0.9]",
         "--jobs 4": "--jobs 1",
     },
     "docs/methods.md": {"data.samples=2000": "data.samples=300", "rounds=200": "rounds=2"},
-    "docs/training.md": {"school.toml --seeds 3": f"school.toml --seeds 1 {FEW_SCHOOLS}"},
+    "docs/training.md": {"school --seeds 3": f"school --seeds 1 {FEW_SCHOOLS}"},
     "docs/reproduce.md": {
         "reproduce table2": "reproduce table2 --seeds 1 rounds=2 evaluation.every=0",
         "reproduce fig2": "reproduce fig2 --seeds 1 rounds=2 evaluation.every=0",
@@ -67,7 +67,7 @@ SHORTER = {
 }  # fmt: skip
 """All that is changed in what a page says: fewer rows, rounds and seeds, for the same way to go."""
 FILES = ("school.mat", "LandmineData.mat", "PRSA_Data_20130301-20170228.zip", "MTFL.zip")
-OF_REAL_DATA = ("configs/school.toml", "benefit-school", "runs/rates")
+OF_REAL_DATA = ("compare school", "benefit-school", "runs/rates")
 """Commands on other pages that need such files."""
 FINISHED = {"docs/experiments.md": "table2"}
 """Runs that a page speaks of as the reader's own: the published ones."""
@@ -211,9 +211,10 @@ def test_readme_opens_with_a_picture_and_the_two_commands():
 
 def test_the_overview_is_drawn_by_its_script():
     names = runpy.run_path(str(ROOT / "tools" / "diagram.py"))
-    for theme in names["THEMES"]:
-        path = ROOT / "docs" / "images" / f"overview-{theme}.svg"
-        assert path.read_text(encoding="utf-8") == names["drawn"](theme)
+    for shape, draw in names["SHAPES"].items():
+        for theme in names["THEMES"]:
+            path = ROOT / "docs" / "images" / f"{shape}-{theme}.svg"
+            assert path.read_text(encoding="utf-8") == draw(theme)
 
 
 def test_the_recording_of_the_demo_shows_its_methods_and_ends_with_its_finding():

@@ -18,6 +18,8 @@ def test_the_plan_names_every_folder() -> None:
     tree = PLAN.read_text(encoding="utf-8").split("```")[1]
     planned = set(re.findall(r"([\w]+)/", tree))
     assert {folder.name for folder in FOLDERS} <= planned
+    there = {path.name for path in SOURCE.rglob("*") if path.is_dir()}
+    assert planned - {"src"} <= {*there, SOURCE.name}, "a folder that is gone"
 
 
 def test_every_folder_says_what_it_is_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,14 @@ def test_the_example_is_ten_lines() -> None:
 def test_every_method_is_in_a_table_of_the_page() -> None:
     wanted = {METHODS.module_of(name).rpartition(".")[2] for name in METHODS}
     assert wanted == set(re.findall(r"<!-- generated: methods (\w+) -->", PAGE))
+
+
+def test_every_source_is_a_link() -> None:
+    papers = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "_ext" / "papers.py"))
+    for method in METHODS.values():
+        found = papers["NAMED"].findall(method.source)
+        assert found or re.match("baseline|this package", method.source), method.source
+        assert papers["linked"](method.source).count("](https://") == len(found)
 
 
 def test_the_readme_does_not_promise_too_many() -> None:

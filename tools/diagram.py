@@ -1,6 +1,6 @@
-"""Draw the overview picture of the README and the site, once for light and once for dark pages.
+"""Draw the overview picture of the README and the site, for light and dark pages and for phones.
 
-    python tools/diagram.py            # writes docs/images/overview-light.svg and -dark.svg
+    python tools/diagram.py            # writes docs/images/overview*.svg
 
 The picture is plain SVG text, so it stays sharp at any size and its words can be read by a screen
 reader.
@@ -58,6 +58,47 @@ $clients
 """
 )
 
+NARROW = Template(
+    """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 380 566" role="img"
+  aria-labelledby="title description" font-family="system-ui, sans-serif" font-size="15">
+<title id="title">One round of FedGradNorm</title>
+<desc id="description">The server holds the shared network and a weight for each client. Each client
+keeps its data and its head. Network and updates travel between them.</desc>
+<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7"
+  orient="auto-start-reverse"><path d="M0 0 8 4 0 8z" fill="$line"/></marker></defs>
+<rect x="8" y="8" width="364" height="146" rx="10" fill="$box" stroke="$edge"/>
+<text x="24" y="36" fill="$ink" font-weight="600" font-size="17">Server</text>
+<text x="24" y="66" fill="$net" font-weight="600">shared network</text>
+<text x="24" y="90" fill="$soft" font-size="14">steps along the</text>
+<text x="24" y="110" fill="$soft" font-size="14">weighted mean of</text>
+<text x="24" y="130" fill="$soft" font-size="14">the updates</text>
+<text x="196" y="36" fill="$ink" font-weight="600">a weight per client</text>
+<line x1="196" y1="134" x2="352" y2="134" stroke="$line"/>
+<line x1="150" y1="236" x2="150" y2="162" stroke="$line" marker-start="url(#arrow)"/>
+<line x1="190" y1="236" x2="190" y2="162" stroke="$line" stroke-dasharray="5 4"
+  marker-end="url(#arrow)"/>
+<text x="138" y="204" fill="$net" text-anchor="end">network</text>
+<text x="202" y="184" fill="$ink">update</text>
+<text x="202" y="205" fill="$ink">loss ratio</text>
+<text x="202" y="226" fill="$ink">gradient norm</text>
+$drawn
+</svg>
+"""
+)
+
+ROW = Template(
+    """<rect x="$bar" y="$top" width="34" height="$height" rx="3" fill="$colour"/>
+<rect x="8" y="$y" width="364" height="96" rx="10" fill="$box"
+  stroke="$colour" stroke-width="1.5"/>
+<text x="24" y="$name_y" fill="$ink" font-weight="600" font-size="17">$name</text>
+<text x="24" y="$question_y" fill="$soft" font-size="14">“$question”</text>
+<text x="24" y="$kind_y" fill="$soft" font-size="14">$kind</text>
+<rect x="262" y="$head_box" width="94" height="32" rx="6" fill="none" stroke="$colour"/>
+<text x="309" y="$head_y" fill="$colour" text-anchor="middle">own head</text>
+<rect x="262" y="$data_box" width="94" height="32" rx="6" fill="none" stroke="$line"/>
+<text x="309" y="$data_y" fill="$ink" text-anchor="middle">own data</text>"""
+)
+
 BAR = Template('<rect x="$x" y="$y" width="34" height="$height" rx="3" fill="$colour"/>')
 
 CLIENT = Template(
@@ -104,8 +145,40 @@ def drawn(theme: str) -> str:
     return PICTURE.substitute(colours, bars="\n".join(bars), clients="\n".join(clients))
 
 
+def drawn_narrow(theme: str) -> str:
+    """The picture for a phone: the clients below one another."""
+    colours = THEMES[theme]
+    rows = []
+    for place, (name, question, kind, weight) in enumerate(CLIENTS):
+        y, height = 244 + 106 * place, round(80 * weight)
+        rows.append(
+            ROW.substitute(
+                colours,
+                colour=colours[f"c{place}"],
+                name=name,
+                question=question,
+                kind=kind,
+                y=y,
+                bar=208 + 50 * place,
+                top=134 - height,
+                height=height,
+                name_y=y + 30,
+                question_y=y + 56,
+                kind_y=y + 78,
+                head_box=y + 12,
+                head_y=y + 33,
+                data_box=y + 52,
+                data_y=y + 73,
+            )
+        )
+    return NARROW.substitute(colours, drawn="\n".join(rows))
+
+
+SHAPES = {"overview": drawn, "overview-narrow": drawn_narrow}
+
 if __name__ == "__main__":
-    for theme in THEMES:
-        path = IMAGES / f"overview-{theme}.svg"
-        path.write_text(drawn(theme), encoding="utf-8")
-        sys.stdout.write(f"{path}\n")
+    for shape, draw in SHAPES.items():
+        for theme in THEMES:
+            path = IMAGES / f"{shape}-{theme}.svg"
+            path.write_text(draw(theme), encoding="utf-8")
+            sys.stdout.write(f"{path}\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+from papers import linked
+
 import fedgradnorm
 from fedgradnorm import weighting
 from fedgradnorm._methods import METHODS, Method
@@ -68,7 +70,7 @@ def _entry(method: Method) -> str:
             "",
             f"  $${method.equation}$$",
             "",
-            f"  Source: {method.source}. The server sees {SEES[method.needs][1]}; "
+            f"  Source: {linked(method.source)}. The server sees {SEES[method.needs][1]}; "
             f"cost {_cost(method)}.{f' Sets {sets}.' if sets else ''} Code: {_code(method)}.",
             "",
         ]

@@ -32,7 +32,8 @@ def public_names(package: str) -> str:
         else:
             parts.append(_documented(module, package, name, value))
     if elsewhere:
-        parts.insert(0, f"Also here, and described where they belong: {', '.join(elsewhere)}.\n")
+        names = ", ".join(elsewhere)
+        parts.insert(0, f"These names are on the pages of their subpackages: {names}.\n")
     about = f"```{{eval-rst}}\n.. py:module:: {package}\n```\n\n{_first_paragraph(module)}\n"
     return "\n".join([about, *parts])
 

@@ -14,3 +14,14 @@ addEventListener("DOMContentLoaded", () => {
 });
 addEventListener("load", reach);
 addEventListener("resize", reach);
+
+// A figure that is shown smaller than it is opens in its own size.
+addEventListener("load", () => document.querySelectorAll("article img").forEach((img) => {
+  if (img.closest("a") || img.naturalWidth <= img.clientWidth) return;
+  const link = document.createElement("a");
+  link.href = img.currentSrc;
+  link.title = "Show in full size";
+  link.className = "enlarge";
+  img.replaceWith(link);
+  link.append(img);
+}));

@@ -60,6 +60,15 @@ def test_notebooks_were_run_and_can_be_taken_along(site):
         assert any(cell["outputs"] for cell in cells)
 
 
+def test_every_page_has_one_description_and_guides_have_their_own(site):
+    found = {}
+    for path in (ROOT / "docs").glob("*.md"):
+        text = (site / f"{path.stem}.html").read_text(encoding="utf-8")
+        (found[path.stem],) = re.findall(r'<meta content="([^"]{20,})" name="description"', text)
+    own = set(found) - {"changelog", "contributing"}
+    assert len({found[name] for name in own}) == len(own)
+
+
 def test_formulas_need_no_program(site):
     text = (site / "algorithm.html").read_text(encoding="utf-8")
     assert text.count("<math") > 30

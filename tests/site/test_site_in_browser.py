@@ -48,7 +48,7 @@ def test_no_page_is_wider_than_a_phone(browser, site):
 def test_search_finds_a_key_and_a_word(browser, site):
     with opened(browser, site) as page:
         for words, wanted in (
-            ("head_init", "Every key of a config"),
+            ("head_init", "Config keys"),
             ("norm_layer", "algorithm"),
         ):
             page.goto((site / "index.html").as_uri())
@@ -93,3 +93,20 @@ def test_what_scrolls_sideways_can_be_focused_and_captions_have_a_level(browser,
         captions = page.locator("p.caption[role=heading]")
         assert captions.count() == page.locator("p.caption[aria-level='2']").count() > 0
     assert scrolling > 0
+
+
+def test_the_overview_fits_the_screen_and_large_figures_open_on_a_click(browser, site):
+    shown = "found => found.filter((e) => e.clientWidth > 0).map((e) => e.src.split('/').pop())"
+    for size, scheme, wanted in (
+        (PHONE, "light", "overview-narrow-light.svg"),
+        (PHONE, "dark", "overview-narrow-dark.svg"),
+        (DESKTOP, "light", "overview-light.svg"),
+        (DESKTOP, "dark", "overview-dark.svg"),
+    ):
+        with opened(browser, site, size, color_scheme=scheme) as page:
+            page.goto((site / "index.html").as_uri())
+            assert page.locator("article img").evaluate_all(shown) == [wanted]
+    with opened(browser, site, PHONE) as page:
+        page.goto((site / "performance.html").as_uri())
+        page.locator("a.enlarge").first.click()
+        assert page.url.endswith(".png")
