@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._checks import bounded, whole
-from fedgradnorm.weighting._arithmetic import SMALLEST, from_log, safe_log
-from fedgradnorm.weighting._base import Needs, Signals, Weighting
+from fedgradnorm.weighting._base import SMALLEST, Needs, Signals, Weighting, from_log, safe_log
 
 LARGEST_STEP = 1e12
 
