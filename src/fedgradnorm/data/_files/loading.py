@@ -221,9 +221,11 @@ def _read_column(table: Cells, column: Column) -> NDArray[Any]:
         return np.full(len(table.frame), np.nan)
     read, places, cells = column.read(table.frame[column.name]), table.places, table[column.name]
     empty = read == "" if read.dtype == object else np.isnan(read)
+    text = column.kind == "number" and bool(empty.all())
+    way = f"read its texts with categories=[{column.name!r}]" if text else ""
     for i in np.flatnonzero(empty).tolist():
         if why := column.wrong(cells[i]):
-            places.report(i, f"column {column.name!r} {why}")
+            places.report(i, f"column {column.name!r} {why}", way)
         elif not column.allows_gaps:
             filled = "fill such cells with missing='mean'" if column.fillable else ""
             places.report(i, f"column {column.name!r} is empty or NaN", filled)

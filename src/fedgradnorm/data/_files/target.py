@@ -170,6 +170,9 @@ _MAKERS: dict[str, Callable[..., Task]] = {
 
 log = logging.getLogger(__name__)
 
+MOST_FRACTIONS = 20
+"""Labels such as 2.5 that a client may have unless they are listed: more are measurements."""
+
 SHOWN = 10  # labels that a line of the log names
 
 
@@ -207,8 +210,21 @@ def _learned(train: FileRows, key: str, plan: Target) -> LabelMap:
     labels, source = _labels(train, key), train.places.bad.source
     if not labels:
         raise DataError(f"{source}: no row has a label; check the column of targets")
+    fractions = [text for text in set(labels) if _is_fraction(text)]
+    if plan.class_count is None and len(fractions) > MOST_FRACTIONS:
+        raise DataError(
+            f"{source}: {len(fractions)} different numbers such as {max(fractions)} are no "
+            "classes; use task='regression', or list the classes as labels = [...]"
+        )
     known = LabelMap.fit(labels, plan.class_count, source, plan.task)
     return known if plan.positive is None else known.ending_with(str(plan.positive), source)
+
+
+def _is_fraction(text: str) -> bool:
+    try:
+        return not float(text).is_integer()
+    except ValueError:
+        return False
 
 
 def _unseen(rows: FileRows, key: str, plan: Target, known: LabelMap, text: str) -> DataError:
