@@ -69,13 +69,13 @@ def trained(*clients: Any, **options: Any) -> fgn.Run:
     return fgn.train(network(), list(clients), rounds=1, **options)
 
 
-TABLE = fgn.data.Table("a.csv", fgn.data.Target("y", "regression"))
+PUMPS = fgn.data.Table("a.csv", fgn.data.Target("y", "regression"))
 MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "labels from 1": (
         lambda: fgn.Client("a", fgn.classification(3), (X, np.arange(30) % 3 + 1)),
         r"labels must be 0 \.\. 2; yours begin at 1: give y - 1",
     ),
-    "Table": (lambda: trained(TABLE), r"not Table; give clients\[0\]\.client\(name\)"),
+    "Table": (lambda: trained(PUMPS), r"not Table; give clients\[0\]\.client\(name\)"),
     "DataLoader": (
         lambda: fgn.Client("a", fgn.regression(1), LOADER),  # type: ignore[arg-type]
         r"not DataLoader; give loader\.dataset",

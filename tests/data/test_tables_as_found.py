@@ -13,6 +13,7 @@ import torch
 
 import fedgradnorm as fgn
 from data.small_tables import client_from_files
+from fedgradnorm.data import Table, Target
 from fedgradnorm.data._sources import load_clients  # what a config's [data] table is given to
 
 ROWS = 120
@@ -203,3 +204,11 @@ def test_messages_of_columns_name_the_way_out(table: Path) -> None:
         client_from_files("a", train=table, task="regression", targets="days", without="noise")
     with pytest.raises(fgn.DataError, match=r"above = \d+, or use task='classification'"):
         client_from_files("a", train=table, task="binary", targets="days", **INPUTS)
+
+
+def test_numbers_are_no_classes_and_texts_are_no_numbers() -> None:
+    table = pd.DataFrame({"a": np.arange(60.0), "h": ["x", "y"] * 30, "r": np.arange(60) / 7})
+    with pytest.raises(fgn.DataError, match=r"are no classes; use task='regression'"):
+        Table(table, Target("r", "classification"), ["a"]).client("c")
+    with pytest.raises(fgn.DataError, match=r"read its texts with categories=\['h'\]"):
+        Table(table, Target("r", "regression"), ["a", "h"]).client("c")
