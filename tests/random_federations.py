@@ -69,6 +69,9 @@ class Drawn:
     twins: bool  # whether every client is there twice, with other examples
     steady: bool  # whether the local optimizer's momentum is kept across rounds
     sends: str
+    keep: str  # the last round, the best one, or each client's own best
+    around: str  # one network, Ditto's personal ones beside it, or none that is shared
+    registered: str  # few clients, or so many that their rows are made when they are asked for
     seed: int
 
 
@@ -88,7 +91,7 @@ FEDERATION = {
     "head_steps": st.integers(1, 2),
     "shared_steps": st.sampled_from([1, 1, 2]),
     "phases": st.sampled_from(["alternating", "alternating", "joint"]),
-    "participation": st.sampled_from([1.0, 1.0, 0.5]),
+    "participation": st.sampled_from([1.0, 1.0, 0.5, 0.34]),
     "head_optimizer": st.sampled_from(["adam", "sgd"]),
     "parts": st.sampled_from(["all", "all", "frozen", "private"]),
     "rates": st.sampled_from(["constant", "scheduled"]),
@@ -97,6 +100,9 @@ FEDERATION = {
     "twins": st.booleans(),
     "steady": st.booleans(),
     "sends": st.sampled_from(["gradient", "gradient", "delta", "model"]),
+    "keep": st.sampled_from(["last", "last", "best", "own_best"]),
+    "around": st.sampled_from(["shared", "shared", "shared", "ditto", "alone"]),
+    "registered": st.sampled_from(["few", "many"]),
     "seed": st.integers(0, 2**20),
 }
 DRAWN = st.builds(Drawn, **FEDERATION)
@@ -104,6 +110,16 @@ PARTS: dict[str, dict[str, Any]] = {
     "all": {},
     "frozen": {"frozen": "*0.bias"},
     "private": {"shared": "!*0.bias"},
+}
+KEEP: dict[str, dict[str, Any]] = {
+    "last": {},
+    "best": {"keep": "best", "eval_every": 1},
+    "own_best": {"keep": "own_best", "eval_every": 1},
+}
+AROUND: dict[str, dict[str, Any]] = {
+    "shared": {},
+    "ditto": {"ditto": 0.5},
+    "alone": {"share": "none"},
 }
 RATES: dict[str, dict[str, Any]] = {
     "constant": {},
@@ -136,7 +152,8 @@ def network(drawn: Drawn) -> nn.Module:
     makers = {
         "dense": lambda: nn.Sequential(nn.Linear(FEATURES, 7), nn.ReLU(), nn.Linear(7, 5)),
         "smooth": lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh()),
-        "statistics": lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Tanh()),
+        # a bias right before BatchNorm has no gradient but rounding, which Adam makes a step of
+        "statistics": lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.BatchNorm1d(5)),
         "dropping": lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.Dropout(0.2), nn.Tanh()),
         "images": lambda: nn.Sequential(
             nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 4, 1)
@@ -197,6 +214,8 @@ def options(drawn: Drawn) -> dict[str, Any]:
         "clip": drawn.clip,
         "head_clip": drawn.clip,
         **PARTS[drawn.parts],
+        **KEEP[drawn.keep],
+        **AROUND[drawn.around],
         **RATES[drawn.rates],
         "rounds": ROUNDS,
         "lr": 0.01,
@@ -223,11 +242,12 @@ def _client(drawn: Drawn, one: DrawnClient, place: int) -> fgn.Client:
             tasks={kind: task for kind, (task, _) in made.items()},
             train=(first, {kind: values[train] for kind, values in y.items()}),
             test=(rest, {kind: values[test] for kind, values in y.items()}),
+            validation=(rest, {kind: values[test] for kind, values in y.items()}),
             stem=stem,
         )
     ((task, values),) = made.values()
     splits = (first, values[train]), (rest, values[test])
-    return fgn.Client(f"c{place}", task, *splits, stem=stem)
+    return fgn.Client(f"c{place}", task, *splits, validation=splits[1], stem=stem)
 
 
 def _stem(drawn: Drawn) -> nn.Module:

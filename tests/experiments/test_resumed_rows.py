@@ -84,3 +84,33 @@ def test_of_many_clients_only_those_that_took_part_have_changed_after_a_restart(
     resumed = start(folder=tmp_path / "run", resume=True)
     assert resumed.table.text() == whole.table.text()
     assert all(torch.equal(head, heads(resumed)[name]) for name, head in heads(whole).items())
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"shared": "!*bias"},
+        {"ditto": 0.5},
+        {"keep": "own_best", "eval_every": 1},
+        {"personalize": {"steps": 2, "lr": 0.1, "what": "network"}},
+        {"statistics": True},
+        {"head": True},
+    ],
+    ids=str,
+)
+def test_a_run_of_many_clients_is_loaded_whatever_they_have(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
+    more = dict(how)
+    norm = nn.BatchNorm1d(3) if more.pop("statistics", False) else nn.Tanh()
+    head = nn.Sequential(nn.Linear(3, 1), nn.Tanh()) if more.pop("head", False) else None
+    network = toys.seeded(lambda: nn.Sequential(nn.Linear(4, 3), norm).double())
+    given = [
+        fgn.Client(c.name, c.task, c.train, validation=c.train, head=head) for c in clients(210)
+    ]
+    options = {"lr": 0.05, "eval_every": 0, "device": "cpu", "rounds": 2, "participation": 0.02}
+    run = flat.train(network, given, folder=tmp_path / "run", **{**options, **more})
+    loaded, x = fgn.load(tmp_path / "run"), torch.randn(3, 4, dtype=torch.float64)
+    for name in ("c0", *run.history.client[run.history.split == "batch"]):
+        assert (loaded.predict(name, x) == run.predict(name, x)).all()

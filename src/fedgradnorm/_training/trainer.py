@@ -52,7 +52,7 @@ from fedgradnorm._training.checkpoints import Checkpoints
 from fedgradnorm._training.monitor import Monitor
 from fedgradnorm._training.recording import Recording
 from fedgradnorm._version import __version__
-from fedgradnorm.models._dividing import log_division
+from fedgradnorm.models._dividing import log_division, private_names
 from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
@@ -409,8 +409,10 @@ def manifest_of(trainer: Trainer, weighting: Weighting) -> dict[str, Any]:
     """What is stored with every run, so that anyone can make it again."""
     argv0 = Path(sys.argv[0]).name  # where it lies on this machine is nobody's business
     engine, device, network = trainer.federation.engine, trainer.device, trainer.network
-    trained = engine.exported_all() if engine.journal is None else {}
-    heads = {name: one.head for name, one in trained.items()}
+    if engine.journal is None:
+        heads = {name: one.head for name, one in engine.exported_all().items()}
+    else:
+        heads = _heads_of_many(trainer)
     layers = [(name, type(part).__qualname__) for name, part in network.named_modules()]
     shapes = [(name, tuple(p.shape)) for name, p in network.named_parameters()]
     return {
@@ -439,6 +441,20 @@ def manifest_of(trainer: Trainer, weighting: Weighting) -> dict[str, Any]:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             **({"commit": commit} if (commit := git_commit(Path.cwd())) else {}),
         },
+    }
+
+
+def _heads_of_many(trainer: Trainer) -> dict[str, nn.Module]:
+    """Every client's head, without its numbers; none where rows of one file will hold them all."""
+    settings, first = trainer.settings, trainer.federation.heads
+    shapes = {name: first.shape(client) for name, client in trainer.clients.items()}
+    more = settings.ditto or settings.personalize is not None or settings.keep == "own_best"
+    buffers = any(True for _ in trainer.network.buffers()) or private_names(trainer.network)
+    if not more and not buffers and all(shapes.values()):
+        return {}
+    return {
+        name: first[name] if shape is None else nn.Linear(shape[1], shape[0], device="meta")
+        for name, shape in shapes.items()
     }
 
 
