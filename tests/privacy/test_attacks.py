@@ -337,6 +337,13 @@ def edited(state: Path) -> None:
     (state / LEDGER).write_text(text.replace('"round": 1', '"round": 7'))
 
 
+def edited_before_the_last_line(state: Path) -> None:
+    """The witness of the last line does not notice; the chain does."""
+    text = (state / LEDGER).read_text()
+    assert text.count('"round": 0') == 1
+    (state / LEDGER).write_text(text.replace('"round": 0', '"round": 7'))
+
+
 def foreign(state: Path) -> None:
     other = Hostile(state.parent / "other", noise_multiplier=8.0)
     other.ask()
@@ -369,7 +376,8 @@ def only_the_audit_log(state: Path) -> None:
     "change",
     [
         deleted, deleted_with_witness, only_its_history, only_the_audit_log, restored,
-        restored_with_witness, edited, foreign, emptied, used_without_one,
+        restored_with_witness, edited, edited_before_the_last_line, foreign, emptied,
+        used_without_one,
     ],
 )  # fmt: skip
 def test_dp10_a_ledger_that_is_not_the_last_one_counts_as_spent(

@@ -164,6 +164,19 @@ def test_the_server_never_unmasks_a_sum_without_noise(lost, tmp_path) -> None:
     assert all(len(message["body"]["numbers"]) == 0 for message in inputs(secret))
 
 
+def test_the_noise_of_a_sum_counts_on_no_colluder(tmp_path, monkeypatch) -> None:
+    """c of the t clients in a sum may tell the server their shares of its noise."""
+    plain, counted = NoiseShares.part, set()
+
+    def part(self: NoiseShares, update: Any, multiplier: float, least: int, noise: Noise) -> Any:
+        counted.add(least)
+        return plain(self, update, multiplier, least, noise)
+
+    monkeypatch.setattr(NoiseShares, "part", part)
+    Noisy(tmp_path, rounds=1).run()
+    assert counted == {threshold(5, 1) - 1}
+
+
 def inputs(secret: Noisy) -> list[Any]:
     """The signed messages with which masked vectors came."""
     tables = [r["gives"] for _, r in secret.exchange.sent]
