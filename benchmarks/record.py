@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("fedgradnorm", "torch", "numpy", "pfl", "flwr", "ray")
+PACKAGES = ("fedgradnorm", "torch", "numpy", "scikit-learn", "pfl", "flwr", "ray")
 Row = dict[str, Any]
 
 
@@ -56,6 +57,12 @@ def about(gpu: bool = False) -> Row:
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version(), **found},
     }
+
+
+def fingerprint(*files: str) -> dict[str, str]:
+    """The SHA-256 of files in the folder named by FEDGRADNORM_DATA."""
+    folder = Path(os.environ["FEDGRADNORM_DATA"])
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
 
 
 def processor() -> str:

@@ -173,10 +173,44 @@ def test_simple_models_are_compared_with_ours(tmp_path):
     assert all(0.5 < row["scores"][0] < 1 for row in rows[1:])
 
 
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_methods_are_compared_on_torques_in_their_units(tmp_path):
+    if not os.environ.get("FEDGRADNORM_DATA"):
+        pytest.skip("needs sarcos_inv_test.mat in the folder named by FEDGRADNORM_DATA")
+    pytest.importorskip("sklearn")
+    rows = run("units", tmp_path, "--only", "standardized, targets")["rows"]
+    constant, *others = rows
+    assert np.mean(constant["scores"]) == pytest.approx(100, abs=2)
+    assert all(np.mean(row["scores"]) < 50 for row in others)
+
+
+def test_the_page_of_units_has_the_numbers():
+    found = json.loads((FOLDER / "results" / "units.json").read_text())
+    page = (FOLDER.parent / "docs" / "results" / "units.md").read_text()
+    tables = (FOLDER / "results" / "units.md").read_text().split("\n\n")
+    assert len(tables) == 2
+    assert all(table.strip() in page for table in tables)
+    rows, overlap = found["rows"], found["settings"]["overlap"]
+    of = {(row["model"], f"{row.get('units')}, {row.get('heads')}"): row for row in rows}
+    for row in rows:
+        assert len(row["scores"]) == len(found["settings"]["seeds"])
+        for setting, (gain, half, p) in row.get("gains", {}).items():
+            base = of["equal weights", setting]
+            gains = np.mean(base["scores"], 1) - np.mean(row["scores"], 1)
+            error = gains.std(ddof=1) * (1 / len(gains) + overlap) ** 0.5
+            assert gain == pytest.approx(gains.mean())
+            assert half == pytest.approx(scipy.stats.t.ppf(0.975, len(gains) - 1) * error)
+            assert p >= 2 * scipy.stats.t.sf(abs(gain) / error, len(gains) - 1) - 1e-12  # Holm
+
+
 def test_the_page_of_simple_models_has_the_numbers():
     rows = json.loads((FOLDER / "results" / "simple_models.json").read_text())["rows"]
     page = (FOLDER.parent / "docs" / "results" / "simple-models.md").read_text()
-    assert (FOLDER / "results" / "simple_models.md").read_text() in page
+    tables = (FOLDER / "results" / "simple_models.md").read_text().split("\n\n")
+    assert len(tables) >= 3
+    assert all(table.strip() in page for table in tables)
+    assert tables[-1].strip() in (FOLDER.parent / "docs" / "choose.md").read_text()
     gains = {(row["data"], row["model"]): row for row in rows}
     for row in gains.values():  # the interval is that of Nadeau and Bengio
         best = gains[row["data"], row["best_alone"]]

@@ -27,7 +27,7 @@ IN_ORDER = [
     f"docs/{name}.md"
     for name in (
         "balancer",
-        "start", "data-faces", "data-radcom", "experiments", "methods", "networks",
+        "start", "choose", "data-faces", "data-radcom", "experiments", "methods", "networks",
         "results/provenance", "tasks", "training", "benefit", "your-data",
     )
 ]  # fmt: skip

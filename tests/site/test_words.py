@@ -15,8 +15,8 @@ LONGEST, LONGEST_IN_CODE = 40, 35
 RESULTS = ROOT / "docs" / "results"
 TEXT = (RESULTS / "README.md").read_text(encoding="utf-8")
 PARTS = {part.splitlines()[0]: part for part in re.split(r"^## ", TEXT, flags=re.M)[1:]}
-NO_FIGURE = {"rounding", "starts", "simple-models"}
-"""Runs that are not kept, and a benchmark, which draws nothing."""
+NO_FIGURE = {"rounding", "starts", "simple-models", "units"}
+"""Runs that are not kept, and benchmarks, which draw nothing."""
 SECTIONS = {
     path.stem: path.read_text(encoding="utf-8").partition("\n## ")[0]
     for path in sorted(RESULTS.glob("*.md"))

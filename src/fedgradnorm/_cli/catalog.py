@@ -140,7 +140,8 @@ def _explain(method: Method) -> None:
 
 
 def _needs(method: Method) -> str:
-    return ", ".join(str(need.name).lower() for need in method.needs)
+    seen = ", ".join(str(need.name).lower() for need in method.needs)
+    return "loss, norm" if seen == "norm" else seen  # no report has a norm without its loss
 
 
 def _rows() -> Table:

@@ -141,7 +141,7 @@ def _scale(axes: Any, axis: Mapping[str, Any]) -> None:
 
 
 def _numbers(values: Sequence[float | None]) -> Any:
-    return np.array([np.nan if value is None else value for value in values])
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def figure(width: float, height: float) -> Any:
