@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -19,6 +20,16 @@ from fedgradnorm.data.mtfl import SIZE
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
+BASELINES = (ROOT / "docs/results/baselines.md").read_text(encoding="utf-8")
+TORQUES = {
+    "constant prediction": "constant",
+    "boosted trees, each client alone": "boosted trees, alone",
+    "the network, each client alone": "network, alone",
+    "equal weights (`fedrep`)": "equal weights",
+    "the paper's rule (`fedgradnorm`)": "FedGradNorm",
+    "our direct rule, the default (`fedgradnorm-direct`)": "direct rule",
+    "equal gradient norms (`equal-norms`)": "equal norms",
+}
 TASKS = {"gender": 100.0, "smile": 100.0, "glasses": 100.0, "pose": 100.0, "landmark": 1.0}
 METHODS = {
     "each client alone": "local",
@@ -29,11 +40,27 @@ METHODS = {
 CONSTANT = "best constant prediction"
 
 
-def table() -> dict[str, list[str]]:
-    lines = [line for line in README.splitlines() if line.startswith("|")]
-    start = next(i for i, line in enumerate(lines) if "gender, %" in line)
+def table(page: str = BASELINES, head: str = "gender, %", length: int = 5) -> dict[str, list[str]]:
+    lines = [line for line in page.splitlines() if line.startswith("|")]
+    start = next(i for i, line in enumerate(lines) if head in line)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start + 2 :]]
-    return {row[0]: row[1:] for row in rows[: 1 + len(METHODS)]}
+    return {row[0]: row[1:] for row in rows[:length]}
+
+
+def test_the_torques_are_those_that_were_measured() -> None:
+    rows = json.loads((ROOT / "benchmarks/results/units.json").read_text())["rows"]
+    for title, model in TORQUES.items():
+        wanted = []
+        for units in ("own units", "standardized"):
+            (row,) = (
+                row
+                for row in rows
+                if row["model"] == model
+                and row.get("units", units) == units
+                and row.get("heads", "targets") == "targets"
+            )
+            wanted.append(f"{np.mean(row['scores']):.1f}")
+        assert table(README, "own units", len(TORQUES))[title] == wanted
 
 
 def shown(values: list[float]) -> list[str]:

@@ -106,7 +106,8 @@ class ClientSession:
         tuning(self.network, settings)  # names layers that the network has not
         self._best_states: dict[str, BestState] = {}  # by run
         self.reported: dict[str, float] = {}  # of its last round
-        self.result: Path | None = None  # once the run is over
+        self.result: Path | None = None  # where it was saved, once the run is over
+        self.over = False
         every = max(1, round(settings.rounds_per_epoch([client.drawn])))
         self.every = every if settings.eval_every is None else settings.eval_every
         if settings.keeps_best and client.validation is None:
@@ -146,6 +147,7 @@ class ClientSession:
             if order.kind == "finish":
                 with self._failing_in_secret("its result"):
                     self._finish(order, best)
+                self.over = True
                 return Answer(order.run, order.round, order.state_round)
             if first:
                 own.add(0, self._evaluations(order.round, kept=best is not None))

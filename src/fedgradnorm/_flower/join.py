@@ -136,20 +136,26 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
         approved = ApprovedClient(given, answering, agreement, path)
         last = state / NODE
         node = FlowerClient(given.server, given.path("ca"), given.path("key"))
-        result: Path | None = None
-        while result is None:
+        while not answering.over:
             _until_let_in(lambda: node.check_let_in(node_of(last)))
             try:
                 with node as transport:
                     write_atomically(last, str(transport.node).encode())
                     say(f"client {given.name}: connected to {given.server} as node {node.node}")
-                    while (result := answering.result) is None:
+                    while not answering.over:
                         if not answer_next(transport, approved.respond):
                             time.sleep(POLL)
-                    say(f"client {given.name}: the run has finished; its result is in {result}")
+                    if answering.result is not None:
+                        where = f"its result is in {answering.result}"
+                        say(f"client {given.name}: the run has finished; {where}")
                     time.sleep(STAYING)
             except Lost as error:
                 log.warning("%s; connecting again", error)
+        if answering.result is None:
+            raise TrainingError(
+                f"client {given.name}: the run has finished, but its result could not be saved; "
+                "the log has the reason, and this client's state is kept"
+            )
 
 
 def node_of(path: Path) -> int | None:

@@ -31,7 +31,7 @@ from fedgradnorm._flower.wire.messages import Order
 from fedgradnorm._flower.wire.transport import Exchange, InMemory
 from fedgradnorm._masking.roster import Unsafe, make_key
 from fedgradnorm._round.settings import Settings
-from fedgradnorm._runs.layout import SIGNING
+from fedgradnorm._runs.layout import RESULT, SIGNING
 from masking.crowd import public_keys
 
 NAMES = [client.name for client in five()]
@@ -450,6 +450,19 @@ def test_sa11_a_client_whose_result_fails_is_not_told_from_others(tmp_path, capl
     assert secret.server.refused == dict.fromkeys(NAMES, 0)
     said = [r for r in caplog.records if "income" in r.getMessage()]
     assert {record.module for record in said} == {"client_session"}
+
+
+def test_sa11_a_result_that_cannot_be_saved_is_not_told_and_ends_the_run(tmp_path, caplog):
+    secret = Secret(tmp_path, rounds=1)
+    secret.run()
+    victim = secret.exchange.participants[VICTIM]
+    for run in victim.client.folder.iterdir():
+        if run.is_dir():
+            (run / RESULT).write_text("in the way")
+    assert secret.server.finish() == NAMES
+    assert victim.over
+    assert victim.result is None
+    assert any("its result failed" in r.getMessage() for r in caplog.records)
 
 
 def test_a_client_that_deals_wrong_shares_is_named_and_the_round_goes_on(tmp_path):

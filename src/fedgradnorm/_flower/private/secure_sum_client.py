@@ -78,8 +78,13 @@ class SecureSumClient:
 
     @property
     def result(self) -> Path | None:
-        """Where the client's result is, once the run is over."""
+        """Where the client's result was saved, once the run is over."""
         return self.client.result
+
+    @property
+    def over(self) -> bool:
+        """Whether the run is over, even if the result could not be saved."""
+        return self.client.over
 
     def respond(self, content: bytes) -> bytes:
         """The answer to a message."""
