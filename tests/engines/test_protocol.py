@@ -110,7 +110,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 
 
 REFUSED = {
-    "joint": {*PROBLEMS} - {"plain", "products", "branching"},
+    "joint": {*PROBLEMS} - {"plain", "products"},
     "vmap": {"branching"},
 }
 
