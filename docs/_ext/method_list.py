@@ -17,6 +17,7 @@ SEES = {
     Needs.NOTHING: ("Nothing but updates", "only the updates"),
     Needs.LOSS: ("Losses", "a loss per client"),
     Needs.LOSS | Needs.NORM: ("Losses and gradient norms", "a loss and a gradient norm per client"),
+    Needs.NORM: ("Losses and gradient norms", "a gradient norm per client"),
     Needs.GRAM: ("Inner products", "the inner products of all updates"),
     Needs.GRADIENT: ("All gradients", "every client's gradient"),
 }
@@ -32,10 +33,8 @@ def methods(module: str) -> str:
 def method_tabs() -> str:
     """A tab for all methods and one for each thing that a server must see, with a table each."""
     tabs = {"All": list(METHODS.values())}
-    tabs |= {
-        title: [one for one in METHODS.values() if one.needs == needs]
-        for needs, (title, _) in SEES.items()
-    }
+    for title, _ in SEES.values():
+        tabs[title] = [one for one in METHODS.values() if SEES[one.needs][0] == title]
     listed = [method.name for title, group in tabs.items() if title != "All" for method in group]
     assert sorted(listed) == sorted(METHODS), "a method that no tab shows"
     inner = "\n".join(

@@ -19,7 +19,7 @@ class ExcessMTL(ByLog):
     r"""Tasks that are furthest from their own optimum count most; noise in labels adds nothing.
 
     .. math:: p_i \leftarrow p_i \exp(\eta \, E_i / E_i^0), \qquad
-              E_i = G_i^2 \Big/ \sqrt{\textstyle\sum_t G_i(t)^2}
+              E_i = G_i^2 / \sqrt{\textstyle\sum_t G_i(t)^2}
 
     E_i is the paper's second-order estimate g^T H^-1 g of the excess risk, with H from the squared
     gradients so far. The paper has a curvature per parameter; here a client has one for its norm
