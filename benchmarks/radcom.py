@@ -16,16 +16,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from fedgradnorm.data.radcom import (
-    MODULATIONS,
-    SIGNALS,
-    SNRS,
-    WAVEFORMS,
-    RadCom,
-    generate,
-    read,
-)
+from fedgradnorm.data.radcom import RadCom, generate, read
 from fedgradnorm.data.radcom._generated import received
+from fedgradnorm.data.radcom._signal_set import MODULATIONS, SIGNALS, SNRS, WAVEFORMS
 
 
 def snr_table(rows: int = 300) -> None:
