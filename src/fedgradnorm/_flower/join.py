@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgradnorm._errors import ConfigError, TrainingError, choose
+from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError, choose
 from fedgradnorm._flower.wire import QUIET
 from fedgradnorm._runs.layout import CA, CLIENT, JOIN_LOG, LOCK, NODE, ROSTER
 from fedgradnorm._runs.locking import alone
@@ -151,11 +151,19 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
                     time.sleep(STAYING)
             except Lost as error:
                 log.warning("%s; connecting again", error)
-        if answering.result is None:
-            raise TrainingError(
-                f"client {given.name}: the run has finished, but its result could not be saved; "
-                "the log has the reason, and this client's state is kept"
-            )
+        check_saved(given.name, answering.result)
+
+
+def check_saved(name: str, result: Path | None) -> None:
+    """A RunFolderError without a result: no other node of this client could save it either.
+
+    It is no TrainingError, for after one ``join`` starts the next node.
+    """
+    if result is None:
+        raise RunFolderError(
+            f"client {name}: the run has finished, but its result could not be saved; the log has "
+            "the reason, and this client's state is kept"
+        )
 
 
 def node_of(path: Path) -> int | None:
