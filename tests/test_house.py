@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import io
 import re
 import tokenize
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import fedgradnorm
 
@@ -33,6 +38,27 @@ def test_engines_are_asked_not_looked_at() -> None:
     for path in SOURCE.rglob("*.py"):
         if not path.is_relative_to(SOURCE / "_engines"):
             assert not odd.search(path.read_text(encoding="utf-8")), path
+
+
+@pytest.mark.parametrize("place", ["benchmarks", "docs", "examples", "studies", "tools"])
+def test_scripts_import_names_that_are_there(place: str) -> None:
+    """Most scripts are run by slow tests, or by hand: a name that moved would be noticed late."""
+    for path in (PLAN.parents[1] / place).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or node.level:
+                continue
+            if (node.module or "").partition(".")[0] == "fedgradnorm":
+                module = importlib.import_module(str(node.module))
+                missing = [one.name for one in node.names if not _has(module, one.name)]
+                assert not missing, f"{path}:{node.lineno}: no {missing} in {node.module}"
+
+
+def _has(module: ModuleType, name: str) -> bool:
+    try:
+        importlib.import_module(f"{module.__name__}.{name}")
+    except ImportError:
+        return hasattr(module, name)
+    return True
 
 
 def test_the_benefit_has_one_name() -> None:

@@ -150,6 +150,16 @@ def test_nothing_is_left_when_writing_fails(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_entry_that_cannot_be_named_says_why(tmp_path, monkeypatch):
+    def refuse(self, target):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("pathlib.Path.rename", refuse)
+    with pytest.raises(DataError, match=r"cannot be written \(.*Operation not permitted"):
+        cached("kind", KEY, build, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_a_killed_process_left_is_cleared_after_a_day(tmp_path):
     old, young = tmp_path / ".kind-old-1", tmp_path / ".kind-young-1"
     old.mkdir()

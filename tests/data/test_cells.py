@@ -128,6 +128,7 @@ def test_a_label_that_is_neither_mine_nor_clutter_is_named(tmp_path):
     [
         ({"schools": [4]}, ConfigError, "schools: 4 is none of 1 .. 3"),
         ({"schools": [0]}, ConfigError, "0 is none of"),
+        ({"schools": [1.0]}, ConfigError, "1.0 is none of"),
         ({"schools": []}, ConfigError, "a list of at least one, from 1 to 3"),
         ({"schools": [1, 1]}, ConfigError, "stands twice"),
         ({"test_share": 1.0}, ConfigError, "client 'school-1': test_share must be"),

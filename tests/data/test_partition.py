@@ -222,6 +222,23 @@ def test_settings_out_of_range_are_refused(make, says):
         make()
 
 
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        (Iid(3.0), Iid(3)),
+        (Size([3.0, 1.0]), Size([3, 1])),
+        (Linear(3.0), Linear(3)),
+        (Dirichlet(3.0, 1.0, min_size=2.0), Dirichlet(3, 1.0, min_size=2)),
+        (Pathological(3.0, 2.0), Pathological(3, 2)),
+    ],
+)
+def test_a_whole_number_may_be_written_as_a_float(given, same):
+    labels = np.arange(60) % 3
+    parts, others = given.split(labels, seed=0), same.split(labels, seed=0)
+    assert given.describe() == same.describe()
+    assert all(map(np.array_equal, parts, others))
+
+
 def test_a_client_is_shared_out():
     x, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
     held_out = (x[:3], y[:3])

@@ -86,6 +86,28 @@ def test_a_sweep_goes_over_what_is_ones_own(tmp_path):
     assert {settings_of(folder).lr for folder in folders} == {0.01}
 
 
+@pytest.mark.parametrize("entry", ["fedprox", "fedprox local.proximal=0"])
+def test_no_point_is_called_by_a_value_that_it_does_not_have(tmp_path, entry):
+    """The default of what a method presets stands for the method's value: mu = 0 was 0.01."""
+    sweep = [] if "=" in entry else ["sweep.local.proximal=[0,0.1]"]
+    config = load_config(small_config(tmp_path), sweep)
+    with pytest.raises(ConfigError, match=r"proximal = 0 would mean 0\.01 with method 'fedprox'"):
+        compare(config, [entry], 1)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_was_tuned_of_one_method_is_not_given_to_others(tmp_path):
+    path = small_config(tmp_path)
+    config = load_config(path, ["method=fedprox", "local.proximal=0.5", "local.shared_steps=2"])
+    for name, proximal in (("fedprox", 0.5), ("fedrep-classic", 0.0), ("fedrep", 0.0)):
+        other = config.variant(name, 0).settings
+        assert (other.proximal, other.shared_steps) == (proximal, 2)
+    same = load_config(path, ["method=fedrep", "local.proximal=0.5"]).variant("fedavg", 0)
+    assert same.settings.proximal == 0.5
+    with pytest.raises(ConfigError, match=r"local\.proximal = 0 would mean 0\.01"):
+        load_config(path, ["method=fedprox", "local.proximal=0"])
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -102,6 +124,7 @@ def test_a_sweep_goes_over_what_is_ones_own(tmp_path):
             r"unknown key 'compare\.own\.fedrep\.data' .*weighting, .*local",
         ),
         ("fedprox.local.sends=delta", r"own\.fedprox: local\.sends .* does not go"),
+        ("fedprox.local.proximal=0", r"own\.fedprox: .* = 0 would mean 0\.01 with method"),
     ],
 )
 def test_settings_of_ones_own_are_checked_at_once(tmp_path, word, message):

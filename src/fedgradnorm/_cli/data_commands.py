@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedgradnorm._cli.output import data_bar, say
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(help="Prepare and look at data.", no_args_is_help=True)
 prepare = typer.Typer(

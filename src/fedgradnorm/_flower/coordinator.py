@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -127,17 +127,21 @@ class Coordinator:
                 self.round + 1, len(good), least, attempt, self.patience.attempts,
             )  # fmt: skip
             if attempt < self.patience.attempts:
-                self._await(drawn, least)
+                self._await({*drawn, *asked}, least)
         raise TrainingError(
             f"round {self.round + 1}: {len(good)} good answers, {least} are needed; "
             "look at the clients' logs, then go on with --resume"
         )
 
-    def _await(self, names: Sequence[str], least: int) -> None:
-        """Where too few are connected, wait ``deadline`` seconds at most for others to return."""
+    def _await(self, names: Iterable[str], least: int) -> None:
+        """Where too few are connected, wait ``deadline`` seconds at most for others to return.
+
+        Nobody waits for clients that are shut out, or where the others are too few.
+        """
         end, said = time.monotonic() + self.patience.deadline, False
-        while len(missing := set(names).difference(self.exchange.online())) > len(names) - least:
-            if time.monotonic() > end:
+        able = {name for name in names if not self.attendance.shut_out(name)}
+        while len(missing := able.difference(self.exchange.online())) > len(able) - least:
+            if len(able) < least or time.monotonic() > end:
                 return
             if not said:
                 words = "waiting %.0f s at most for %s to connect again"

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgradnorm._errors import ConfigError, TrainingError, choose
+from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError, choose
 from fedgradnorm._flower.wire import QUIET
 from fedgradnorm._runs.layout import CA, CLIENT, JOIN_LOG, LOCK, NODE, ROSTER
 from fedgradnorm._runs.locking import alone
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fedgradnorm._flower.federation_file import ClientFile
     from fedgradnorm._flower.private.private_terms import PrivateTerms
     from fedgradnorm._flower.private.secure_sum_client import SecureSumClient
+    from fedgradnorm._flower.wire.transport import ClientTransport, Respond
 
 log = logging.getLogger("fedgradnorm")
 
@@ -129,7 +130,7 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
 
     from fedgradnorm._flower.approved_client import ApprovedClient
     from fedgradnorm._flower.wire.flower import FlowerClient
-    from fedgradnorm._flower.wire.transport import Lost, answer_next
+    from fedgradnorm._flower.wire.transport import Lost
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # it is said in our own words
     with _alone(state):
@@ -142,20 +143,37 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
                 with node as transport:
                     write_atomically(last, str(transport.node).encode())
                     say(f"client {given.name}: connected to {given.server} as node {node.node}")
-                    while not answering.over:
-                        if not answer_next(transport, approved.respond):
-                            time.sleep(POLL)
+                    _answer_all(transport, approved.respond, answering)
                     if answering.result is not None:
                         where = f"its result is in {answering.result}"
                         say(f"client {given.name}: the run has finished; {where}")
                     time.sleep(STAYING)
             except Lost as error:
                 log.warning("%s; connecting again", error)
-        if answering.result is None:
-            raise TrainingError(
-                f"client {given.name}: the run has finished, but its result could not be saved; "
-                "the log has the reason, and this client's state is kept"
-            )
+        check_saved(given.name, answering.result)
+
+
+def _answer_all(
+    transport: ClientTransport, respond: Respond, session: ClientSession | SecureSumClient
+) -> None:
+    """Answer orders until the run is over."""
+    from fedgradnorm._flower.wire.transport import answer_next
+
+    while not session.over:
+        if not answer_next(transport, respond):
+            time.sleep(POLL)
+
+
+def check_saved(name: str, result: Path | None) -> None:
+    """A RunFolderError without a result: no other node of this client could save it either.
+
+    It is no TrainingError, for after one ``join`` starts the next node.
+    """
+    if result is None:
+        raise RunFolderError(
+            f"client {name}: the run has finished, but its result could not be saved; the log has "
+            "the reason, and this client's state is kept"
+        )
 
 
 def node_of(path: Path) -> int | None:

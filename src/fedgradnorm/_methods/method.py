@@ -114,6 +114,21 @@ class Method:
                     f"{name} = {fixed!r}; leave it out or choose another method"
                 )
 
+    def check_said(self, given: Mapping[str, Any]) -> None:
+        """Refuse a default that somebody asked for: it would stand for the method's own value.
+
+        ``given`` are settings by dotted key.
+        """
+        for key, value in given.items():
+            name = name_of(key) or key
+            if name not in self.tunable or value != FIELDS[name].default:
+                continue
+            if value != (own := self.settings[name]):
+                raise ConfigError(
+                    f"{key_of(name)} = {value!r} would mean {own!r} with method {self.name!r}, as "
+                    "if it were left out; give another value, or choose a method without it"
+                )
+
     def applied(self, settings: Settings) -> Settings:
         """The settings with those of the method."""
         self.check(settings)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from fedgradnorm._errors import choose
 from fedgradnorm._round.participation import some_of
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.csv_table import Row, Table
-
-if TYPE_CHECKING:
-    pass
 
 MANY = 48
 """Clients that are shown one by one at most; of more, distributions are shown."""

@@ -303,7 +303,7 @@ def chosen(what: str, given: Any, known: Sequence[Any]) -> list[Any]:
     for one in names:
         if isinstance(known[0], str):
             choose(str(one), known, what.removesuffix("s"))
-        elif isinstance(one, bool) or one not in known:
+        elif isinstance(one, bool | float) or one not in known:
             raise ConfigError(f"{what}: {one!r} is none of {known[0]} .. {known[-1]}")
     if len(set(names)) < len(names):
         raise ConfigError(f"{what}: one stands twice in {list(names)}; name each once")

@@ -76,16 +76,17 @@ def summed_up(reasons: Sequence[str]) -> str:
     return "; ".join(texts) + (f"; and {more} of other kinds" if more else "")
 
 
-def log_dropped(what: str, reasons: Sequence[str], where_listed: str = "") -> None:
-    """Warn of rows left out: ``what`` was left out, why, and where every row is listed.
+def log_dropped(what: str, reasons: Sequence[str]) -> None:
+    """Warn of rows left out: ``what`` was left out, and why.
 
     The record carries the rows, so that a run made from a config can write them to its folder.
     """
     if not reasons:
         return
     logger.warning(
-        "%s: %s (all in the log at level DEBUG%s)",
-        *(what, summed_up(reasons), where_listed),
+        "%s: %s (all in the log at level DEBUG)",
+        what,
+        summed_up(reasons),
         extra={"dropped": [f"{what}:", *(f"  {reason}" for reason in reasons)]},
     )
     for reason in reasons:

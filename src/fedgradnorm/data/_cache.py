@@ -160,16 +160,18 @@ def _store(root: Path, entry: Path, arrays: Arrays, body: dict[str, Any]) -> Non
 def _move_into_place(place: Path, entry: Path) -> None:
     """Rename ``place`` to ``entry``; a sound entry made meanwhile by another process is left."""
     for _ in range(8):
-        with suppress(OSError):  # something has this name
+        try:
             place.rename(entry)
             return
+        except OSError as error:  # something has this name, or had it a moment ago
+            why = error
         if _existing(entry) is not None:
             return
         aside = Path(tempfile.mkdtemp(prefix=f".{entry.name}-old-", dir=entry.parent))
         with suppress(OSError):  # another process may have moved or replaced it first
             entry.rename(aside / "entry")
         shutil.rmtree(aside, ignore_errors=True)
-    raise OSError("another process keeps replacing this entry")
+    raise why
 
 
 def _remove_stale(root: Path) -> None:

@@ -82,7 +82,7 @@ class Iid(Partitioner):
     name: ClassVar[str] = "iid"
 
     def __post_init__(self) -> None:
-        whole("parts", self.parts, 1)
+        _make_whole(self, "parts")
 
     def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
         if len(labels) < self.parts:
@@ -110,9 +110,7 @@ class Size(Partitioner):
         sizes = tuple(self.sizes)
         if not sizes:
             raise ConfigError("sizes must name at least one part")
-        for size in sizes:
-            whole("sizes", size, 1)
-        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "sizes", tuple(whole("sizes", size, 1) for size in sizes))
 
     def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
         rows, wanted = len(labels), sum(self.sizes)
@@ -140,7 +138,7 @@ class Linear(Partitioner):
     name: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
-        whole("parts", self.parts, 1)
+        _make_whole(self, "parts")
 
     def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
         rows, units = len(labels), self.parts * (self.parts + 1) // 2
@@ -178,8 +176,7 @@ class Dirichlet(Partitioner):
     by_label: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        whole("parts", self.parts, 1)
-        whole("min_size", self.min_size, 1)
+        _make_whole(self, "parts", "min_size")
         if not isinstance(self.alpha, (int, float)):
             object.__setattr__(self, "alpha", tuple(self.alpha))
         values = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
@@ -240,8 +237,7 @@ class Pathological(Partitioner):
     by_label: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        whole("parts", self.parts, 1)
-        whole("classes_per_part", self.classes_per_part, 1)
+        _make_whole(self, "parts", "classes_per_part")
         choose(self.assignment, ("random", "first-deterministic", "deterministic"), "assignment")
 
     def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
@@ -331,6 +327,12 @@ def partition_client(client: Client, partitioner: Partitioner, seed: int) -> lis
         replace(client, name=f"{client.name}-{i}", task=task, train=rows_of(train, rows))
         for i, rows in enumerate(parts)
     ]
+
+
+def _make_whole(made: Partitioner, *names: str) -> None:
+    """Make the fields whole numbers: a config may have 3.0."""
+    for name in names:
+        object.__setattr__(made, name, whole(name, getattr(made, name), 1))
 
 
 def _class_labels(given: Labels | int, who: str) -> NDArray[Any]:

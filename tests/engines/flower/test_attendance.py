@@ -142,6 +142,15 @@ def test_a_round_does_not_wait_longer_than_its_deadline(tmp_path):
     assert time.monotonic() - began < 10
 
 
+def test_nobody_waits_for_clients_that_are_shut_out(tmp_path, monkeypatch):
+    together = Together(tmp_path, patience=Patience(rules=Rules(misses=0, refusals=1)))
+    together.exchange.tamper = lambda *_: Refused("no")
+    together.exchange.online = list
+    monkeypatch.setattr(coordinator.time, "sleep", lambda _: pytest.fail("it waits"))
+    with pytest.raises(fgn.TrainingError, match="0 good answers, 1 are needed"):
+        together.run()
+
+
 def test_a_run_with_nobody_left_says_so(tmp_path):
     together = Together(tmp_path, patience=Patience(rules=Rules(misses=0, refusals=1)))
     together.exchange.tamper = lambda *_: Refused("no")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import stat
+import sys
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -340,6 +341,24 @@ def test_a_clock_that_steps_does_not_end_join(monkeypatch, caplog):
     join._until_let_in(check_let_in)
     assert "s ahead of the clock of here:9092" in caplog.text
     assert "s behind the clock of here:9092" in caplog.text
+
+
+def test_join_ends_where_the_result_of_a_finished_run_cannot_be_saved(tmp_path, monkeypatch):
+    """A node's process that ends with anything but 0 or 2 is followed by another, for ever."""
+    (path := tmp_path / "client.toml").touch()
+    program = (
+        "from fedgradnorm._cli.output import Commands; import typer\n"
+        "from fedgradnorm._flower.join import check_saved\n"
+        "app = typer.Typer(cls=Commands)\n"
+        "app.command()(lambda: check_saved('a', None))\n"
+        "app.callback()(lambda: None)\n"
+        "app(['<lambda>'])"
+    )
+    monkeypatch.setattr(join, "join_command", lambda *_: [sys.executable, "-c", program])
+    monkeypatch.setattr(join.time, "sleep", lambda _: pytest.fail("another node is started"))
+    with pytest.raises(SystemExit) as ended:
+        join.join(path)
+    assert ended.value.code == 2
 
 
 @pytest.mark.parametrize(("code", "kind"), [(10, Lost), (9, Lost), (62, fgn.ConfigError)])

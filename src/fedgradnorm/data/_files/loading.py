@@ -441,4 +441,4 @@ def _tell_dropped(name: str, files: Collection[FileRows]) -> None:
     ]
     total = sum(len(rows.places.numbers) for rows in files)
     what = f"client {name!r}: dropped {len(reasons)} of {total} rows"
-    log_dropped(what, reasons, "")
+    log_dropped(what, reasons)

@@ -292,7 +292,9 @@ class Config(_Chosen):
         with blaming(self._origin):
             named = {"point": dict(point or {}), "own": dict(own or {})}
             table = {**for_method(self.table(), method), "seed": seed, **named}
-            for key, value in {**(changes or {}), **named["own"]}.items():
+            changed = {**(changes or {}), **named["own"]}
+            find_method(method).check_said(changed)
+            for key, value in changed.items():
                 put(table, key, copy.deepcopy(value))  # of which a point may change a part
             return make_config(table, self._origin, self._allow)
 
@@ -328,7 +330,18 @@ def load_config(
             changed = overridden(for_method(raw, changed["method"]), overrides)
         if isinstance(changed.get("data"), dict):
             changed["data"] = _anchored(changed["data"], path.parent)
-        return make_config(beside(changed, path.parent), origin, allow)
+        config = make_config(beside(changed, path.parent), origin, allow)
+        same = config.method == raw.get("method", config.method)
+        find_method(config.method).check_said(
+            _dotted(changed if same else overridden({}, overrides))
+        )
+        return config
+
+
+def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in the groups of a config's table, by dotted key."""
+    groups = {group: given for group in GROUPS if isinstance(given := table.get(group), Mapping)}
+    return {f"{group}.{key}": v for group, given in groups.items() for key, v in given.items()}
 
 
 def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str] = ()) -> Config:
@@ -351,7 +364,10 @@ def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str]
 
 
 def for_method(table: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """``table`` with another method: what that one does not take, or fixes itself, is left out."""
+    """``table`` with another method: what that one does not take, or fixes itself, is left out.
+
+    So is what was tuned of the method before: with FedProx's mu, FedRep would be FedProx.
+    """
     for key in ("weighting", *GROUPS):
         if not isinstance(table.get(key, {}), (Mapping, bool) if key in SWITCHES else Mapping):
             raise ConfigError(f"{key} = {table[key]!r} should be a table")
@@ -359,12 +375,13 @@ def for_method(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     after = find_method(name)
     weighting = dict(table.get("weighting", {}))
     before.build(weighting)  # a misspelt option must not vanish unseen
+    gone = {*after.fixes, *({*before.tunable} - {*after.tunable})}
     kept = {
-        key: {k: v for k, v in value.items() if name_of(f"{key}.{k}") not in after.fixes}
+        key: {k: v for k, v in value.items() if name_of(f"{key}.{k}") not in gone}
         if key in GROUPS and isinstance(value, Mapping)
         else value
         for key, value in table.items()
-        if name_of(key) not in after.fixes
+        if name_of(key) not in gone
     }
     taken = {key: value for key, value in weighting.items() if key in after.options()}
     return {**kept, "method": name, "weighting": taken}
