@@ -73,14 +73,6 @@ def test_no_sentence_of_a_docstring_or_message_is_too_long() -> None:
             assert count <= LONGEST_IN_CODE, f"{path}:{line}, {count} words: {sentence}"
 
 
-LATER = {
-    "docs/deploy.md",
-    "docs/differential-privacy.md",
-    "docs/privacy.md",
-    "docs/results/README.md",
-}
-"""Pages still to be written in the vocabulary of the field; no page joins them."""
-NATURAL = sorted({*PAGES} - LATER)
 ODD = re.compile(
     r"\b(of one's own|as (?:it|they) comes?|says so|to the bit|by heart|goes on|stands?(?!-)|lies"
     r"|who must|kept is|the very same|all that it|heads in common|beside|worth|trivial answer"
@@ -90,7 +82,7 @@ ODD = re.compile(
 """Phrases that a colleague would not say, and words that only this project once used."""
 
 
-@pytest.mark.parametrize("page", NATURAL)
+@pytest.mark.parametrize("page", PAGES)
 def test_pages_use_the_words_of_the_field(page: str) -> None:
     text = re.sub(r"\]\([^)]*\)", "]", (ROOT / page).read_text(encoding="utf-8"))  # no addresses
     for sentence in prose.of_page(text):
