@@ -108,7 +108,7 @@ def test_a_run_is_followed_until_it_is_killed_and_by_the_next_server(
                 page.mouse.down()
                 page.mouse.move(box["x"] + 200, box["y"] + 50)
                 page.mouse.up()
-                address = page.url
+                address = page.evaluate("location.href")  # page.url lags behind
                 for part in ("view=client", "log=0", "smooth=20", "off=corner", "sort=", "zoom="):
                     assert part in address
                 page.reload()
