@@ -45,7 +45,7 @@ ELSEWHERE = {
     "docs/tutorials/federation.md": ("site/conftest.py",),
     "docs/tutorials/csv-files.md": ("site/conftest.py",),
 }
-FEW = "--samples 3000 --epochs 1"
+FEW = "data.samples=3000 epochs=1"
 FEW_SCHOOLS = "rounds=2 data.schools=[1,2,3]"
 SHORTER = {
     "docs/data-radcom.md": {"20_000": "2_000", "125_361": "3_600"},
