@@ -223,7 +223,12 @@ class Client:
                 f"client {self.name!r}: {self.task.classes} classes but only {self.size} training "
                 "rows; give it more data or fewer classes"
             )
-        _check_labels(self)
+        count = self.task.label_count
+        if self.labels is not None and not self.task.has_real_targets and len(self.labels) != count:
+            raise DataError(
+                f"client {self.name!r}: {len(self.labels)} labels for {self.task.words()}; give "
+                "a name for each"
+            )
         object.__setattr__(self, "task", _learned(self))
 
     def __repr__(self) -> str:
@@ -388,20 +393,6 @@ def _several(client: Client) -> tuple[Client, ...]:
         )
         for parts in task_rows(client.name, client.tasks, splits, given)
     )
-
-
-def _check_labels(client: Client) -> None:
-    """A DataError unless there is a name for each class."""
-    count = client.task.label_count
-    if (
-        client.labels is not None
-        and not client.task.has_real_targets
-        and len(client.labels) != count
-    ):
-        raise DataError(
-            f"client {client.name!r}: {len(client.labels)} labels for {client.task.words()}; give "
-            "a name for each"
-        )
 
 
 def _learned(client: Client) -> Task:

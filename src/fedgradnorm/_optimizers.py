@@ -79,12 +79,7 @@ def resolve(spec: OptimizerSpec, lr: float) -> dict[str, Any]:
                 f"option {option!r} of optimizer {name!r} must be true or false, "
                 f"not {table[option]!r}"
             )
-    _try(table)
-    return table
-
-
-def _try(table: Mapping[str, Any]) -> None:
-    """One step of nothing: some options are not looked at before."""
+    # One step of nothing: some options are not looked at before.
     parameter = torch.zeros(1, requires_grad=True)
     parameter.grad = torch.zeros(1)
     optimizer = build([parameter], {k: v for k, v in table.items() if k not in _WHERE | {"keep"}})
@@ -92,6 +87,7 @@ def _try(table: Mapping[str, Any]) -> None:
         optimizer.step()
     except Exception as error:
         raise _refusal(table, error) from error
+    return table
 
 
 def build(parameters: Iterable[Tensor], table: Mapping[str, Any]) -> torch.optim.Optimizer:

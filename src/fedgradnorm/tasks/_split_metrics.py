@@ -35,7 +35,13 @@ def measured(
         output, target = scaling.restore_targets(output), scaling.restore_targets(target)
     flat = output, target
     if task.shape:
-        flat = _labelled_positions(output, target, task.form.counted)
+        # Outputs and targets of the positions that have labels, a row for each.
+        outputs = positions(output)
+        targets = target.reshape(-1) if task.form.counted else positions(target)
+        if has_gaps(targets):
+            there = labelled(targets)
+            outputs, targets = outputs[there], targets[there]
+        flat = outputs, targets.long() if task.form.counted else targets
     values: dict[str, float] = {}
     for name, metric in task.metrics.items():
         try:
@@ -50,16 +56,6 @@ def measured(
 def is_ours(metric: Metric) -> bool:
     """Whether it is one of this library's."""
     return metric in OURS or isinstance(metric, NamedMetric)
-
-
-def _labelled_positions(output: Tensor, target: Tensor, counted: bool) -> tuple[Tensor, Tensor]:
-    """Outputs and targets of the positions that have labels, a row for each."""
-    outputs = positions(output)
-    targets = target.reshape(-1) if counted else positions(target)
-    if has_gaps(targets):
-        there = labelled(targets)
-        outputs, targets = outputs[there], targets[there]
-    return outputs, targets.long() if counted else targets
 
 
 def check_metrics(metrics: Any) -> Mapping[str, Metric]:

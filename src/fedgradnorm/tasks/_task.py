@@ -256,15 +256,11 @@ class Task:
             return loss.weighed(output, target, table)
         output = self.outputs_of(output)
         if self.has_own_loss:
-            return self._own_losses(output, target)
+            if self.gaps:
+                return by_row(self.loss_function, output, target, self.form.counted)
+            found = self.loss_function(output, target)
+            return found.flatten(1).mean(dim=1) if found.ndim > 1 else found
         return by_number(loss, output, target, table, self.form.counted)
-
-    def _own_losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """The same of a loss that is not ours, which may give a number for each position."""
-        if self.gaps:
-            return by_row(self.loss_function, output, target, self.form.counted)
-        found = self.loss_function(output, target)
-        return found.flatten(1).mean(dim=1) if found.ndim > 1 else found
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """One loss per row, or the one number that the loss gives for all of them."""
