@@ -87,12 +87,10 @@ def _checked_targets(client: Owner, split: str, x: Inputs, given: Any) -> Tensor
 
 
 def _target(task: Task, labels: tuple[str, ...] | None, given: Any, where: str) -> Tensor:
-    """Targets as the task's loss takes them."""
     return _fitting(task, as_tensor(where, numbered(task, labels, given, where), "y"), where)
 
 
 def _fitting(task: Task, y: Tensor, where: str) -> Tensor:
-    """Numbers as targets of the task."""
     if has_gaps(y):
         check_finite(where, y.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf), "y")
     else:

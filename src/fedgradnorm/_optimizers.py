@@ -162,7 +162,6 @@ class SGD(Optimizer):
     def step(
         self, x: Tensor, gradient: Tensor, state: State, options: Mapping[str, Any] | None = None
     ) -> None:
-        """One step of every row."""
         how = {**self.table, **(options or {})}
         d = -gradient if how.get("maximize") else gradient
         if decay := how.get("weight_decay", 0.0):
@@ -199,7 +198,6 @@ class Adam(Optimizer):
     def step(
         self, x: Tensor, gradient: Tensor, state: State, options: Mapping[str, Any] | None = None
     ) -> None:
-        """One step of every row."""
         how = {**self.table, **(options or {})}
         (b1, b2), lr, eps = how.get("betas", (0.9, 0.999)), how["lr"], how.get("eps", 1e-8)
         decoupled = self.table["name"] == "adamw"
@@ -276,7 +274,6 @@ class Torch(Optimizer):
                 state["step"][row] += 1
 
     def _parameters(self, row: Tensor) -> list[Tensor]:
-        """The parameters in a row, as contiguous leaves."""
         views = self._layout.views(row.detach()).values()
         return [view[0].clone().requires_grad_() for view in views]
 

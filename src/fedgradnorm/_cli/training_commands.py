@@ -109,7 +109,6 @@ def changed(overrides: list[str] | None, device: str | None) -> list[str]:
 
 
 def allowing(modules: list[str] | None) -> str:
-    """The words that allow the same modules again."""
     return "".join(f" --allow-module {module}" for module in modules or ())
 
 

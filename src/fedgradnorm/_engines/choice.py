@@ -179,7 +179,6 @@ def _reading_why_not(problem: Problem) -> str | None:
 
 
 def _probe(problem: Problem) -> Inputs:
-    """A few real examples, of the first clients."""
     some = [_some_examples(client)[:PROBE_EXAMPLES] for client in problem.clients[:2]]
     return as_input(concatenated(some), problem.network, "cpu")
 

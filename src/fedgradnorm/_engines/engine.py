@@ -578,7 +578,6 @@ class Engine:
         return part.exported(number, self.table.network(name))
 
     def exported_all(self) -> dict[str, Exported]:
-        """What every client has learned."""
         return {name: self.exported(name) for name in self.names}
 
     def install(self, name: str, client: Exported) -> None:
@@ -638,7 +637,6 @@ class Engine:
         return self.table.state(name)
 
     def load_client(self, name: str, state: Mapping[str, Any]) -> None:
-        """Restore a client's row."""
         self.table.load(name, state)
 
     @property

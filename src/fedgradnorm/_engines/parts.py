@@ -137,7 +137,6 @@ class ClientPart(Part):
         return found
 
     def first_rows(self, clients: Sequence[Client], heads: FirstHeads) -> Row:
-        """The stacked first rows of new clients."""
         like = self.fresh[OWN]
         tasks = [client.task for client in clients]
         found = Row()
@@ -292,7 +291,6 @@ def padded_batches(clients: Sequence[Client], batch_size: int | None, pure: bool
 
 
 def part_key(client: Client, heads: FirstHeads, batch: int, many: bool) -> Hashable:
-    """What clients of one part have in common."""
     if client.privacy is not None:
         return "private", client.name
     task = client.task

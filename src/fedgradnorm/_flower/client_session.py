@@ -114,7 +114,6 @@ class ClientSession:
             log.warning("keep_best: no validation examples, so the last state is kept")
 
     def respond(self, content: bytes) -> bytes:
-        """The answer to a message."""
         order = decode_order(content, self.like, self.group, self.like_head)
         answer, own = self.answer(order), OwnHistory(self.folder / order.run)
         if order.kind == "train":
@@ -288,7 +287,6 @@ class ClientSession:
 
 
 def batch_row(number: int, name: str, values: Mapping[str, float]) -> Row:
-    """The history's row of a client's round."""
     about: Row = {"round": number, "epoch": float(number), "client": name, "split": "batch"}
     return {**about, "active": 1, **{key: values[key] for key in SENT}}
 

@@ -70,7 +70,6 @@ class Coordinator:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The history, by the name of its file."""
         return {METRICS: self.history}
 
     def weights(self) -> dict[str, float]:
@@ -105,7 +104,6 @@ class Coordinator:
 
     @property
     def done(self) -> bool:
-        """Whether all rounds are over."""
         return self.round >= self.agreement.rounds
 
     def advance(self) -> Progress:
@@ -199,7 +197,6 @@ class Coordinator:
         counts[name] += 1
 
     def _read(self, name: str) -> None:
-        """An answer was read and can be used."""
         self.attendance.good(name)
 
     def _tried(self, name: str, content: Content, order: Any) -> Any:
@@ -269,7 +266,6 @@ class Coordinator:
         self.monitor.note(self.round, [], frozen, losses, ratios)
 
     def sum_up(self) -> None:
-        """Log what went wrong in the whole run."""
         for name in self.names:
             counts = (self.states[name], self.round, self.missed[name], self.refused[name])
             if any(counts[2:]):
@@ -317,7 +313,6 @@ class Coordinator:
         """Nothing: all that a server knows is in its state."""
 
     def state_dict(self, rows: bool = True) -> dict[str, Any]:  # noqa: ARG002
-        """Everything needed to go on from here."""
         tables = {key: dict(getattr(self, key)) for key in _TABLES}
         tables["attendance"] = self.attendance.state_dict()
         own = {"server": self.server.state_dict(), "monitor": self.monitor.state_dict()}
@@ -326,7 +321,6 @@ class Coordinator:
         return {**kept, **own, **tables, **heads}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
         self.run, self.round = state["run"], state["round"]
         self.server.load_state_dict(state["server"])
         self.sizes = dict(state["sizes"])

@@ -201,7 +201,6 @@ def public_file(name: str) -> str:
 
 
 def read_public(path: Path) -> PublicKeys:
-    """The public keys in a client's file."""
     return made_from(path, PublicKeys)
 
 
@@ -269,7 +268,6 @@ def revoke(folder: Path, name: str) -> PublicKeys:
 
 
 def revoked(folder: Path) -> list[PublicKeys]:
-    """All keys that were revoked or replaced."""
     return [read_public(path) for path in sorted((folder / REVOKED).glob("*.toml"))]
 
 

@@ -64,7 +64,6 @@ class Grid:
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
-        """All rows, one group after the other."""
         return [row for group in self.groups for row in group]
 
     def right(self, column: int) -> bool:
@@ -185,7 +184,6 @@ def to_csv(grid: Grid) -> str:
 
 
 def to_markdown(grid: Grid) -> str:
-    """For a README or a forge's page."""
     marks = ["---:" if grid.right(number) else "---" for number in range(len(grid.columns))]
     lines = [[_markdown(title) for title in grid.columns], marks]
     for row in grid.rows:
@@ -202,7 +200,6 @@ def _markdown(text: str) -> str:
 
 
 def to_latex(grid: Grid) -> str:
-    """A tabular with booktabs' rules and a caption."""
     kinds = "".join("r" if grid.right(number) else "l" for number in range(len(grid.columns)))
     groups = [
         "".join(f"{' & '.join(_latex_cell(cell) for cell in row)} \\\\\n" for row in group)

@@ -79,7 +79,6 @@ def in_parts(x: Inputs) -> Iterable[Inputs]:
 
 
 def rows_at_once(x: Inputs) -> int:
-    """The number of rows for one forward pass."""
     read = isinstance(x, Streamed)
     numbers = sum(leaf.numel() for leaf in leaves(x).values())
     each = numbers if read else numbers // max(1, len(x))

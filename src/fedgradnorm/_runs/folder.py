@@ -188,7 +188,6 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """What the run's files name as their run."""
         return self._segments.run
 
     def _mark(self) -> None:
@@ -198,7 +197,6 @@ class RunFolder:
             write_manifest(self.path, self.manifest)
 
     def finish(self, run: Run) -> None:
-        """Write the trained network and heads."""
         if self.trainer.journal is not None:
             self.save_checkpoint(whole=True)
         with writing(self.path):
@@ -220,7 +218,6 @@ class RunFolder:
         self._kept = True
 
     def close(self) -> None:
-        """Release the folder."""
         if not self._kept:  # interrupted, or training failed
             with suppress(OSError, RunFolderError):
                 self._folder_lock.check()

@@ -46,7 +46,6 @@ def read_history(path: Path) -> History:
 
 
 def history_of(rows: list[Row], columns: tuple[str, ...]) -> History:
-    """A History with these rows."""
     history = History([])
     history.columns, history.rows = columns or history.columns, rows
     return history

@@ -73,7 +73,6 @@ class Ledger:
 
     @property
     def releases(self) -> tuple[Steps, ...]:
-        """Everything released so far."""
         return tuple(Steps(*kind, times) for kind, times in self._released.items())
 
     def check(self) -> None:

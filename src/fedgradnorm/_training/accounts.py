@@ -72,7 +72,6 @@ class Accounts:
                 federation.engine.set_noise(name, account.noise)
 
     def announce(self) -> None:
-        """Log each promise, and what it covers."""
         for name, (terms, plan, noise, ledger) in self.accounts.items():
             covers = f"all runs in {terms.ledger}" if terms.ledger else "this run only"
             if ledger.epsilon:

@@ -86,7 +86,6 @@ class Checkpoints(Callback):
             self.write()
 
     def write(self) -> None:
-        """Write one now."""
         if self.writer is not None:
             began = self.clock()
             self.writer.save_checkpoint()

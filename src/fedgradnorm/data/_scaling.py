@@ -115,13 +115,11 @@ class Scaling:
         return replace(self, input_mean=self.input_mean[index], input_std=self.input_std[index])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The tensors that are set, by field name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Scaling:
-        """The inverse of :meth:`state_dict`."""
         names = [field.name for field in fields(cls) if field.name != "learned"]
         unknown = sorted(set(state) - set(names))
         if unknown:

@@ -28,7 +28,6 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """The entry as it is written."""
         return " ".join(filter(None, (self.method, own_name(self.own))))
 
     @property

@@ -59,7 +59,6 @@ class FlatNetwork:
                 parameter.data = vector[self.slices[name]].view_as(parameter)
 
     def buffers(self) -> dict[str, Tensor]:
-        """A copy of the network's buffers, by name."""
         return {name: b.detach().clone() for name, b in self.module.named_buffers()}
 
 

@@ -54,7 +54,6 @@ def measured(
 
 
 def is_ours(metric: Metric) -> bool:
-    """Whether it is one of this library's."""
     return metric in OURS or isinstance(metric, NamedMetric)
 
 
@@ -77,7 +76,6 @@ def check_metrics(metrics: Any) -> Mapping[str, Metric]:
 
 
 def one_number(name: str, value: Any) -> float:
-    """The value of a metric, or a ConfigError."""
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:

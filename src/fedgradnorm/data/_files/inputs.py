@@ -149,7 +149,6 @@ class ColumnPlan:
         return self == ColumnPlan()
 
     def named(self) -> set[str]:
-        """The columns that an option names."""
         gaps = set() if isinstance(self.missing, str) else set(self.missing)
         return {*self.categories, *self.dates, *self.cyclic, *self.without, *self.ids} | gaps
 
@@ -202,7 +201,6 @@ class ColumnPlan:
 
 
 def names(columns: str | Sequence[str]) -> tuple[str, ...]:
-    """A name or several as a tuple."""
     return (columns,) if isinstance(columns, str) else tuple(columns)
 
 

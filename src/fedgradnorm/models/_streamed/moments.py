@@ -23,7 +23,6 @@ class Moments:
         self.low, self.high = zero + torch.inf, zero - torch.inf
 
     def add(self, values: Tensor) -> None:
-        """One more piece, [rows, columns]."""
         wide = values.detach().to("cpu", torch.float64)
         there = ~wide.isnan()
         count = there.sum(dim=0).double()

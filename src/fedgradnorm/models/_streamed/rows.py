@@ -62,7 +62,6 @@ class Streamed(Composite):
 
     @property
     def first(self) -> Inputs:
-        """The first row, which says what rows look like."""
         if self._first is None:
             self._first = self[:1]
         return self._first
@@ -72,7 +71,6 @@ class Streamed(Composite):
         return leaves(self.first)
 
     def form(self) -> Any:
-        """What a row looks like."""
         return row_form(self.first)
 
     def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -81,12 +79,10 @@ class Streamed(Composite):
 
     @property
     def numbers(self) -> int:
-        """Numbers in a row."""
         return sum(leaf.numel() for leaf in self.leaves().values())
 
     @property
     def device(self) -> torch.device:
-        """Where a batch goes."""
         return next(iter(self.leaves().values())).device
 
 
