@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.utils.data import Dataset
 
+    from fedgradnorm.data._files.encoding import Encoding
     from fedgradnorm.models._streamed.feed import Feed
 
     Array = NDArray[Any] | Tensor
@@ -54,29 +55,6 @@ class Scaler(Protocol):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The scaler as tensors, saved with the run."""
-
-
-class Encoder(Protocol):
-    """Turns raw columns into the numbers that are scaled: first into codes, then into those."""
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """What the numbers of a row are called."""
-
-    def codes(self, x: Any, where: str) -> Tensor:
-        """Raw rows as one number a column."""
-
-    def encode(self, codes: Tensor) -> Tensor:
-        """Codes as the numbers of each row."""
-
-    def arranged(self, numbers: Tensor) -> Inputs:
-        """Scaled numbers as what the network takes."""
-
-    def categories(self) -> dict[str, tuple[str, ...]]:
-        """The categories of columns that have some."""
-
-    def plain(self) -> list[dict[str, Any]]:
-        """The encoding as texts and numbers, saved with the run."""
 
 
 log = logging.getLogger("fedgradnorm")
@@ -141,7 +119,7 @@ class Client:
     scaling: Scaler | None = None
     labels: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
-    encoding: Encoder | None = None
+    encoding: Encoding | None = None
     tasks: Mapping[str, Task] | None = None
     of: str | None = None
     stem: nn.Module | None = None
@@ -163,7 +141,7 @@ class Client:
             scaling: Scaler | None = None,
             labels: tuple[str, ...] | None = None,
             columns: tuple[str, ...] | None = None,
-            encoding: Encoder | None = None,
+            encoding: Encoding | None = None,
             *,
             of: str | None = None,
             stem: nn.Module | None = None,
@@ -183,7 +161,7 @@ class Client:
             labels: Mapping[str, tuple[str, ...]] | None = None,
             columns: tuple[str, ...] | None = None,
             stem: nn.Module | None = None,
-            encoding: Encoder | None = None,
+            encoding: Encoding | None = None,
         ) -> None: ...
         def __init__(self, *args: Any, **options: Any) -> None: ...
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from fedgradnorm._engines.parts import (
     PLACE,
     ClientPart,
     Exported,
-    FirstHeads,
     padded_batches,
     part_key,
 )
@@ -52,6 +51,9 @@ from fedgradnorm.models._streamed.rows import Streamed
 from fedgradnorm.tasks._task import Task
 from fedgradnorm.weighting import Needs
 
+if TYPE_CHECKING:
+    from fedgradnorm._federation.heads import HeadsOnDemand
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -63,7 +65,7 @@ class Problem:
 
     network: nn.Module
     clients: Sequence[Client]
-    heads: FirstHeads
+    heads: HeadsOnDemand
     norm_layer: Sequence[str]
     spec: LocalSpec
     device: torch.device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -13,18 +13,12 @@ from fedgradnorm.tasks._missing import has_gaps, labelled, positions
 from fedgradnorm.tasks._named_metrics import NamedMetric
 
 if TYPE_CHECKING:
+    from fedgradnorm._client import Scaler
     from fedgradnorm.tasks._task import Task
 
 
-class Restoring(Protocol):
-    """Turns outputs, or targets, back into the units that targets had."""
-
-    def restore_targets(self, output: Tensor) -> Tensor:
-        """The same numbers in the units of the raw targets."""
-
-
 def measured(
-    task: Task, output: Tensor, target: Tensor, scaling: Restoring | None
+    task: Task, output: Tensor, target: Tensor, scaling: Scaler | None
 ) -> dict[str, float]:
     """Every metric of a split's labelled rows; ``output`` is [rows, outputs, *shape].
 
