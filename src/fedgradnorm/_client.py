@@ -374,7 +374,6 @@ def _several(client: Client) -> tuple[Client, ...]:
 
 
 def _learned(client: Client) -> Task:
-    """The task with what it learns on the training targets."""
     y = client.learns_from()[1]
     if isinstance(y, StreamedTargets):
         if not client.task.class_weights():

@@ -104,7 +104,6 @@ def resume(
 
 
 def changed(overrides: list[str] | None, device: str | None) -> list[str]:
-    """The words that change a config, with the device among them."""
     return [*([f"compute.device={device}"] if device else []), *(overrides or [])]
 
 

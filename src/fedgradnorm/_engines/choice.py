@@ -133,7 +133,6 @@ def make_engine(name: str, problem: Problem) -> Engine:
 
 
 def _chunk(problem: Problem) -> int:
-    """How many clients' networks are stepped in one call."""
     network, device = problem.network, problem.device
     size = sum(p.numel() for p in network.parameters() if p.requires_grad)
     convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in network.modules())

@@ -408,7 +408,6 @@ class Engine:
         return Work(gradients, part.head_optimizer, part.local_optimizer, self.norm_layer)
 
     def _noisy(self, group: Block, k: int, round_number: int) -> PrivateGradients:
-        """The noisy gradients of a private client in a round."""
         part, private = group.part, self.private[group.names[k]]
         given = private, part.shared, part.own, part.head
         return PrivateGradients(*given, private.source(round_number))
@@ -610,7 +609,6 @@ class Engine:
         return found
 
     def set_head_rows(self, names: Sequence[str], heads: Tensor) -> None:
-        """Give clients the heads that :meth:`head_rows` returned."""
         for group, turns in self._grouped(names):
             group.part.rows[OWN][group.index, : heads.shape[1]] = heads.to(self.device)[turns]
             group.part.put(group.index, {}, group.rows.tolist())

@@ -206,12 +206,10 @@ class RankedEngine:
         self.local.table.take(self._mine(saved))
 
     def _joined(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The rows of several ranks, in the order of clients."""
         parts = [part for state in states for part in state["parts"]]
         return {"parts": sorted(parts, key=lambda part: self._position[part["names"][0]])}
 
     def _mine(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """The rows of this rank's clients, out of everybody's."""
         found = []
         for part in saved["parts"]:
             at, names = self._share(part["names"])

@@ -232,7 +232,6 @@ class ClientSession:
         log.info("finished: network and head in %s", place)
 
     def _network(self, vector: Tensor) -> nn.Module:
-        """The network with these numbers, as a module of its own."""
         flat = FlatNetwork(self.network)
         flat.vector.copy_(vector)
         return flat.module

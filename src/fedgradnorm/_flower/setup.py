@@ -196,7 +196,6 @@ def make_keys(folder: Path, name: str, renew: bool = False) -> PublicKeys:
 
 
 def public_file(name: str) -> str:
-    """What the file with a client's public keys is called."""
     return f"{name}.public.toml"
 
 

@@ -122,7 +122,6 @@ def _interval(count: int) -> float:
 
 
 def _loss(noise: float, rate: float, count: int, interval: float) -> Any:
-    """The privacy loss distribution of so many equal steps."""
     return _loss_of_one(noise, rate, interval).self_compose(count)
 
 

@@ -174,7 +174,6 @@ def _label(one: Group) -> str:
 
 
 def frame_of(groups: Mapping[str, Group], baseline: str) -> pd.DataFrame:
-    """The table of these variants; see :class:`Report`."""
     sets = data_sets(list(groups.values()))
     names = {id(one): name for name, one in groups.items()}
     rows: list[dict[str, Any]] = []

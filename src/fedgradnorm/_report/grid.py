@@ -71,7 +71,6 @@ class Grid:
         return any(row[column].numbers for row in self.rows)
 
     def without_blank(self) -> Grid:
-        """The grid without columns in which nothing stands."""
         kept = [n for n in range(len(self.columns)) if any(row[n] != BLANK for row in self.rows)]
         groups = tuple(tuple(tuple(row[n] for n in kept) for row in group) for group in self.groups)
         return replace(self, columns=tuple(self.columns[n] for n in kept), groups=groups)

@@ -151,13 +151,11 @@ def _cell(value: Any) -> str:
 
 
 def columns_of(data: bytes) -> tuple[str, ...]:
-    """The columns that the first line of a table names."""
     names = data.partition(b"\n")[0].decode().strip().split(",")
     return tuple(filter(None, names))
 
 
 def checksum_of(data: bytes) -> str:
-    """What :attr:`Table.checksum` is of a table with this content."""
     return _digest(data).hexdigest()
 
 

@@ -40,7 +40,6 @@ class History(Table):
 
 
 def read_history(path: Path) -> History:
-    """A History with the columns and rows of a CSV table."""
     data = read_file(path)
     return history_of(whole_rows(path, data, KEYS), columns_of(data))
 

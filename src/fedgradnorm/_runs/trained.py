@@ -104,8 +104,6 @@ class StackedClients(Mapping[str, TrainedClient]):
 
     @classmethod
     def of(cls, clients: Mapping[str, Client], tables: Sequence[HeadRows]) -> StackedClients:
-        """The clients of a run, with their heads as training left them."""
-
         def finish(name: str, head: nn.Linear) -> TrainedClient:
             return TrainedClient.from_client(clients[name], Exported(head, {}))
 

@@ -111,7 +111,6 @@ class Accounts:
         return True
 
     def columns(self, name: str) -> dict[str, float]:
-        """The client's columns in the history; none without privacy."""
         account = self.accounts.get(CLIENTS if self.whole_clients else name)
         if account is None:
             return {}
@@ -119,7 +118,6 @@ class Accounts:
         return {column: account.ledger.epsilon}
 
     def names_of_columns(self) -> tuple[str, ...]:
-        """The columns that the history has for these accounts."""
         kinds = {account.terms.seeded for account in self.accounts.values()}
         return tuple(NOT_PRIVATE_EPSILON if seeded else SPENT for seeded in sorted(kinds))
 

@@ -77,7 +77,6 @@ class Checkpoints(Callback):
         self._cost, self._last = 0.0, clock()
 
     def on_round(self, state: TrainingState) -> None:
-        """Write one if it is due, and after the last round."""
         if state.round % self.every and not state.done:
             return
         passed = self.clock() - self._last

@@ -40,7 +40,6 @@ class ClientWarnings:
             self.times[name] += 1
 
     def sum_up(self, rounds: int) -> None:
-        """Log in how many of the run's rounds each client was affected."""
         for name, times in self.times.items():
             if times:
                 log.warning("client %r was %s in %d of %d rounds", name, self.was, times, rounds)

@@ -67,7 +67,6 @@ class Recording(Callback):
             self._a_round[client.name] = same.setdefault(cost, cost)
 
     def announce(self) -> None:
-        """Say whose rows are recorded and who is evaluated."""
         if self.recorded is not None:
             words = "%s has the rows of %d of %d clients, and %s quantiles over all"
             log.info(words, METRICS, len(self.recorded), len(self.taken), SPREAD)

@@ -141,7 +141,6 @@ def random_generator(seed: int) -> np.random.Generator:
 
 
 def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]:
-    """Whether inputs and whether targets are to be standardised."""
     regression = task.has_real_targets
     if isinstance(standardize, Mapping):
         if "target_mean" in standardize and not regression:

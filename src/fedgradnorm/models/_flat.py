@@ -63,7 +63,6 @@ class FlatNetwork:
 
 
 def require_gpu(device: torch.device) -> None:
-    """A ConfigError if bf16 products are asked for on a CPU."""
     if device.type == "cpu":
         raise ConfigError("precision = 'bf16' needs a GPU; use 'float32'")
 

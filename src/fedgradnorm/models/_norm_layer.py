@@ -59,7 +59,6 @@ def parameters_of(network: nn.Module, parts: Sequence[str], what: str) -> tuple[
 
 
 def _within(name: str, part: str) -> bool:
-    """Whether a parameter is this one, or in this layer."""
     return name == part or name.startswith(f"{part}.")
 
 

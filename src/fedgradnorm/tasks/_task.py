@@ -359,7 +359,6 @@ def described_task(
 
 
 def are_numbers(labels: Sequence[str]) -> bool:
-    """Whether the names of classes are no more than their numbers."""
     return [str(label) for label in labels] == [str(number) for number in range(len(labels))]
 
 

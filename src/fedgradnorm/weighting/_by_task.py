@@ -40,7 +40,6 @@ class ByTask(Weighting):
         return self._member.T @ weights
 
     def direction(self, signals: Signals) -> Tensor | None:
-        """The inner weighting's direction, from the tasks' mean updates."""
         if type(self.inner).direction is Weighting.direction:
             return None
         return self.inner.direction(self._of_tasks(signals))
@@ -80,7 +79,6 @@ class ByTask(Weighting):
         return [*super().tensors(), *self.inner.tensors()]
 
     def state_dict(self) -> dict[str, Any]:
-        """The clients' weights and the inner weighting's own state."""
         return {**super().state_dict(), "tasks": self.inner.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -179,7 +179,6 @@ class ColumnPlan:
         return NumberColumn(name, gaps, absent, self.cyclic.get(name), group=group)
 
     def learned(self, rows: pd.DataFrame, source: str) -> Encoding:
-        """The encoding, from what was read of the training rows."""
         found = []
         for name in rows:
             column, read = self._column(name), rows[name].to_numpy()

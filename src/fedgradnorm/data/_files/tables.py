@@ -51,7 +51,6 @@ class Places:
     bad: BadRows[int]
 
     def report(self, index: int, why: str, way_out: str = "") -> None:
-        """Report the row at position ``index`` as one that cannot be used."""
         self.bad.add(self.numbers[index], why, self.name(index), way_out)
 
     def name(self, index: int) -> str:

@@ -20,7 +20,6 @@ SAMPLED = 256  # rows that tell whether data is the same as before
 
 
 def numbers_of(rows: Any, size: int) -> NDArray[np.int64]:
-    """Row numbers of a slice, or of a tensor of numbers."""
     if isinstance(rows, slice):
         return np.arange(*rows.indices(size), dtype=np.int64)
     found = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
