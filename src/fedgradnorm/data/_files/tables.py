@@ -8,7 +8,6 @@ columns; nothing is guessed here.
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ import pandas as pd
 
 from fedgradnorm._checks import one_of
 from fedgradnorm._columns import is_frame
-from fedgradnorm._errors import DataError
+from fedgradnorm._errors import DataError, did_you_mean
 from fedgradnorm._extras import needed
 from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
@@ -154,8 +153,7 @@ def usable(values: NDArray[Any]) -> NDArray[np.bool_]:
 def missing_name(source: str, what: str, name: str, names: Iterable[str]) -> DataError:
     """The error for a column or key that a file does not have, with the nearest that it has."""
     known = list(names)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, known, 0.5)
     listed = ", ".join(map(repr, known[:10])) + (", ..." if len(known) > 10 else "")
     return DataError(f"{source}: no {what} {name!r}{hint} (it has: {listed or 'none'})")
 
