@@ -271,7 +271,6 @@ class Balancer(nn.Module):
         self._kept = copy.deepcopy(dict(state["kept"]))
 
     def extra_repr(self) -> str:
-        """Tasks and weighting, for ``repr``."""
         return f"{', '.join(self.tasks)}; {type(self.weighting).__name__}"
 
 

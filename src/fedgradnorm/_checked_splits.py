@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,32 +19,15 @@ from fedgradnorm.tasks._labels.text_labels import numbered
 from fedgradnorm.tasks._missing import has_gaps, labelled
 from fedgradnorm.tasks._task import Task
 
-
-class Owner(Protocol):
-    """What must be known of the client that a split belongs to."""
-
-    @property
-    def name(self) -> str:
-        """Of the client."""
-
-    @property
-    def task(self) -> Task:
-        """What it learns."""
-
-    @property
-    def labels(self) -> tuple[str, ...] | None:
-        """The names of its classes."""
-
-    @property
-    def columns(self) -> tuple[str, ...] | None:
-        """The names of its inputs."""
+if TYPE_CHECKING:
+    from fedgradnorm._client import Client
 
 
 def _is_loader(given: Any) -> bool:
     return isinstance(given, torch.utils.data.DataLoader)
 
 
-def checked_split(client: Owner, split: str, pair: Any) -> tuple[Inputs, Targets]:
+def checked_split(client: Client, split: str, pair: Any) -> tuple[Inputs, Targets]:
     """The split as tensors, or a DataError that names the client, the split and the value.
 
     Inputs that stay where they lie are checked when they are read.
@@ -70,7 +53,7 @@ def checked_split(client: Owner, split: str, pair: Any) -> tuple[Inputs, Targets
     return found, targets
 
 
-def _checked_targets(client: Owner, split: str, x: Inputs, given: Any) -> Tensor:
+def _checked_targets(client: Client, split: str, x: Inputs, given: Any) -> Tensor:
     """Targets for these inputs, as a tensor that fits the task."""
     where = f"client {client.name!r}, {split} data"
     y = as_tensor(where, numbered(client.task, client.labels, given, where), "y")
@@ -87,12 +70,10 @@ def _checked_targets(client: Owner, split: str, x: Inputs, given: Any) -> Tensor
 
 
 def _target(task: Task, labels: tuple[str, ...] | None, given: Any, where: str) -> Tensor:
-    """Targets as the task's loss takes them."""
     return _fitting(task, as_tensor(where, numbered(task, labels, given, where), "y"), where)
 
 
 def _fitting(task: Task, y: Tensor, where: str) -> Tensor:
-    """Numbers as targets of the task."""
     if has_gaps(y):
         check_finite(where, y.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf), "y")
     else:

@@ -85,7 +85,6 @@ def flag(name: str, value: object) -> bool:
 
 
 def one_of(name: str, value: object, allowed: Sequence[str]) -> str:
-    """One of the texts that are allowed."""
     if not isinstance(value, str):
         names = ", ".join(allowed)
         raise ConfigError(f"{name} must be a text, not {shown(value)} (one of: {names})")
@@ -93,7 +92,6 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> str:
 
 
 def names(name: str, value: object) -> list[str]:
-    """A list of texts, at least one."""
     if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):
         raise ConfigError(f"{name} must be a list of names, not {shown(value)}")
     if not value:

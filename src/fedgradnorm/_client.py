@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.utils.data import Dataset
 
+    from fedgradnorm.data._files.encoding import Encoding
     from fedgradnorm.models._streamed.feed import Feed
 
     Array = NDArray[Any] | Tensor
@@ -54,29 +55,6 @@ class Scaler(Protocol):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The scaler as tensors, saved with the run."""
-
-
-class Encoder(Protocol):
-    """Turns raw columns into the numbers that are scaled: first into codes, then into those."""
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """What the numbers of a row are called."""
-
-    def codes(self, x: Any, where: str) -> Tensor:
-        """Raw rows as one number a column."""
-
-    def encode(self, codes: Tensor) -> Tensor:
-        """Codes as the numbers of each row."""
-
-    def arranged(self, numbers: Tensor) -> Inputs:
-        """Scaled numbers as what the network takes."""
-
-    def categories(self) -> dict[str, tuple[str, ...]]:
-        """The categories of columns that have some."""
-
-    def plain(self) -> list[dict[str, Any]]:
-        """The encoding as texts and numbers, saved with the run."""
 
 
 log = logging.getLogger("fedgradnorm")
@@ -141,7 +119,7 @@ class Client:
     scaling: Scaler | None = None
     labels: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
-    encoding: Encoder | None = None
+    encoding: Encoding | None = None
     tasks: Mapping[str, Task] | None = None
     of: str | None = None
     stem: nn.Module | None = None
@@ -163,7 +141,7 @@ class Client:
             scaling: Scaler | None = None,
             labels: tuple[str, ...] | None = None,
             columns: tuple[str, ...] | None = None,
-            encoding: Encoder | None = None,
+            encoding: Encoding | None = None,
             *,
             of: str | None = None,
             stem: nn.Module | None = None,
@@ -183,7 +161,7 @@ class Client:
             labels: Mapping[str, tuple[str, ...]] | None = None,
             columns: tuple[str, ...] | None = None,
             stem: nn.Module | None = None,
-            encoding: Encoder | None = None,
+            encoding: Encoding | None = None,
         ) -> None: ...
         def __init__(self, *args: Any, **options: Any) -> None: ...
 
@@ -223,7 +201,12 @@ class Client:
                 f"client {self.name!r}: {self.task.classes} classes but only {self.size} training "
                 "rows; give it more data or fewer classes"
             )
-        _check_labels(self)
+        count = self.task.label_count
+        if self.labels is not None and not self.task.has_real_targets and len(self.labels) != count:
+            raise DataError(
+                f"client {self.name!r}: {len(self.labels)} labels for {self.task.words()}; give "
+                "a name for each"
+            )
         object.__setattr__(self, "task", _learned(self))
 
     def __repr__(self) -> str:
@@ -390,22 +373,7 @@ def _several(client: Client) -> tuple[Client, ...]:
     )
 
 
-def _check_labels(client: Client) -> None:
-    """A DataError unless there is a name for each class."""
-    count = client.task.label_count
-    if (
-        client.labels is not None
-        and not client.task.has_real_targets
-        and len(client.labels) != count
-    ):
-        raise DataError(
-            f"client {client.name!r}: {len(client.labels)} labels for {client.task.words()}; give "
-            "a name for each"
-        )
-
-
 def _learned(client: Client) -> Task:
-    """The task with what it learns on the training targets."""
     y = client.learns_from()[1]
     if isinstance(y, StreamedTargets):
         if not client.task.class_weights():

@@ -66,9 +66,15 @@ def choose(value: str, allowed: Iterable[str], what: str) -> str:
     names = list(allowed)
     if value in names:
         return value
-    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"unknown {what} {value!r}{hint} (one of: {listed(names)})")
+    raise ConfigError(
+        f"unknown {what} {value!r}{did_you_mean(value, names)} (one of: {listed(names)})"
+    )
+
+
+def did_you_mean(value: object, names: Sequence[str], cutoff: float = 0.4) -> str:
+    """A hint at the nearest of ``names``; empty where none is near."""
+    near = difflib.get_close_matches(str(value), names, n=1, cutoff=cutoff)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def listed(names: Sequence[str], most: int = 50) -> str:

@@ -79,12 +79,7 @@ def resolve(spec: OptimizerSpec, lr: float) -> dict[str, Any]:
                 f"option {option!r} of optimizer {name!r} must be true or false, "
                 f"not {table[option]!r}"
             )
-    _try(table)
-    return table
-
-
-def _try(table: Mapping[str, Any]) -> None:
-    """One step of nothing: some options are not looked at before."""
+    # One step of nothing: some options are not looked at before.
     parameter = torch.zeros(1, requires_grad=True)
     parameter.grad = torch.zeros(1)
     optimizer = build([parameter], {k: v for k, v in table.items() if k not in _WHERE | {"keep"}})
@@ -92,6 +87,7 @@ def _try(table: Mapping[str, Any]) -> None:
         optimizer.step()
     except Exception as error:
         raise _refusal(table, error) from error
+    return table
 
 
 def build(parameters: Iterable[Tensor], table: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -166,7 +162,6 @@ class SGD(Optimizer):
     def step(
         self, x: Tensor, gradient: Tensor, state: State, options: Mapping[str, Any] | None = None
     ) -> None:
-        """One step of every row."""
         how = {**self.table, **(options or {})}
         d = -gradient if how.get("maximize") else gradient
         if decay := how.get("weight_decay", 0.0):
@@ -203,7 +198,6 @@ class Adam(Optimizer):
     def step(
         self, x: Tensor, gradient: Tensor, state: State, options: Mapping[str, Any] | None = None
     ) -> None:
-        """One step of every row."""
         how = {**self.table, **(options or {})}
         (b1, b2), lr, eps = how.get("betas", (0.9, 0.999)), how["lr"], how.get("eps", 1e-8)
         decoupled = self.table["name"] == "adamw"
@@ -280,7 +274,6 @@ class Torch(Optimizer):
                 state["step"][row] += 1
 
     def _parameters(self, row: Tensor) -> list[Tensor]:
-        """The parameters in a row, as contiguous leaves."""
         views = self._layout.views(row.detach()).values()
         return [view[0].clone().requires_grad_() for view in views]
 

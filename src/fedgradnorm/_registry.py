@@ -69,12 +69,10 @@ class Registry(Mapping[str, Entry]):
         return self[choose(name, self, self.what)]
 
     def module_of(self, name: str) -> str:
-        """The module that declares an entry."""
         _ = self[name]
         return self._origins[name]
 
     def is_builtin(self, name: str) -> bool:
-        """Whether an entry is part of this package."""
         return name in self and self.module_of(name).partition(".")[0] == __package__
 
     @contextmanager

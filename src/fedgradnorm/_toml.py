@@ -207,7 +207,13 @@ def _walk(table: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
 def _trouble(value: Any) -> str:
     """Why a single value cannot stand in a config, or nothing."""
     if isinstance(value, str):
-        return _bad_text(value)
+        if len(value) > LONGEST:
+            return f"a text of {len(value)} characters, more than {LONGEST}"
+        if "\0" in value:
+            return f"a text with a null character, {shown(value, 60)}"
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            return f"a text that is not Unicode, {shortened(ascii(value), 60)}"
+        return ""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "a whole number of more than 64 bits"
     if isinstance(value, float) and not math.isfinite(value):
@@ -215,13 +221,3 @@ def _trouble(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float)):
         return ""
     return f"{value!r} ({type(value).__name__})"
-
-
-def _bad_text(value: str) -> str:
-    if len(value) > LONGEST:
-        return f"a text of {len(value)} characters, more than {LONGEST}"
-    if "\0" in value:
-        return f"a text with a null character, {shown(value, 60)}"
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        return f"a text that is not Unicode, {shortened(ascii(value), 60)}"
-    return ""

@@ -67,7 +67,6 @@ def verdict(low: float, high: float) -> str:
 
 
 def unit_of(metric: str) -> str:
-    """The unit of a metric's gain."""
     return UNITS.get(metric, "%")
 
 

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
 
 from fedgradnorm._benefit.benefit import Benefit
 from fedgradnorm._benefit.client_gain import HeldOut, client_gains
 from fedgradnorm._checks import one_of, whole
 from fedgradnorm._client import Client, in_column_order
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.models._streamed.rows import all_targets, some_targets
 from fedgradnorm.tasks._missing import labelled
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
     from fedgradnorm._benefit.bootstrap import Floats
+    from fedgradnorm._runs.run import Run
 
 By = Literal["score", "loss"]
 """Classes by accuracy, or everybody by the loss."""
 
 
-class Trained(Protocol):
-    """What is needed of a run."""
-
-    manifest: dict[str, Any]
-    finished: bool
-
-    def head_outputs(self, client: str, x: Inputs) -> Tensor:
-        """The outputs of a client's head for inputs as its network takes them."""
-
-
 def benefit_of(
-    joined: Trained, alone: Trained, clients: Iterable[Client], *, by: By = "score", seed: int = 0
+    joined: Run, alone: Run, clients: Iterable[Client], *, by: By = "score", seed: int = 0
 ) -> Benefit:
     """What these clients gain by joining: the same test rows under both trainings."""
     one_of("by", by, ("score", "loss"))
@@ -83,7 +72,7 @@ def _check_by_row(client: Client, by: By) -> None:
         )
 
 
-def _check_run(run: Trained, which: str, clients: Sequence[Client]) -> None:
+def _check_run(run: Run, which: str, clients: Sequence[Client]) -> None:
     """A finished run that had these clients, with these rows."""
     if not run.finished:
         raise ConfigError(f"{which} is not finished; resume it before it is compared")
@@ -100,7 +89,7 @@ def _check_run(run: Trained, which: str, clients: Sequence[Client]) -> None:
             )
 
 
-def _held_out(joined: Trained, alone: Trained, client: Client, by: By) -> HeldOut:
+def _held_out(joined: Run, alone: Run, client: Client, by: By) -> HeldOut:
     metric = metric_of(client.task, by)
     values = (_values(run, client, metric) for run in (alone, joined))
     return HeldOut(client.name, client.task_name, metric, *values)
@@ -112,7 +101,7 @@ def metric_of(task: Task, by: By) -> str:
 
 
 @torch.no_grad()
-def _values(run: Trained, client: Client, metric: str) -> Floats:
+def _values(run: Run, client: Client, metric: str) -> Floats:
     """The metric of every test row; a loss without the factor that it was given."""
     if order := run.manifest["clients"][client.name].get("columns"):
         client = in_column_order(client, order)

@@ -72,5 +72,4 @@ app.add_typer(data.app, name="data", rich_help_panel="Data")
 
 
 def main() -> None:
-    """Run the command line."""
     app(prog_name="fedgradnorm")

@@ -47,7 +47,6 @@ class Board:
         self.said = time.monotonic()
 
     def show(self, news: Sequence[News]) -> None:
-        """Take what is new."""
         for item in news:
             self.count = item.count or self.count
             if item.done:
@@ -57,7 +56,6 @@ class Board:
                 self.running[item.trial.title] = item
 
     def render(self) -> RenderableType:
-        """A bar for every run under way."""
         grid = Table.grid(padding=(0, 2))
         for title, item in list(self.running.items()):
             if item.event is not None:

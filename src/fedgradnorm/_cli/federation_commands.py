@@ -307,7 +307,6 @@ def _waiting(missing: list[str], seconds: float) -> None:
 
 
 def _show(done: Coordinator, folder: Path) -> None:
-    """A row per client, and where the run is."""
     table = Table("client", "rounds", "weight", "left out", "refused", "bounded", "MB exchanged")
     weights = done.weights()
     for name in done.names:

@@ -42,7 +42,16 @@ def init(
 
     - `fedgradnorm init pumps`
     """
-    _check_empty(folder)
+    if folder.is_dir():
+        found = sorted(path.name for path in folder.iterdir())
+        if found:
+            place = "the working folder" if folder == Path() else str(folder)
+            raise ConfigError(
+                f"{place} is not empty: it holds {found[0]!r}; name a new folder: "
+                "fedgradnorm init FOLDER"
+            )
+    elif folder.exists():
+        raise ConfigError(f"{folder} is a file; name a new folder")
     starter = (files("fedgradnorm._cli") / "starter.toml").read_text(encoding="utf-8")
     chance = random.Random(0)
     try:
@@ -57,19 +66,6 @@ def init(
     say(f"train it:         fedgradnorm run {config}")
     say(f"compare methods:  fedgradnorm compare {config} --seeds 3")
     say(f"measure benefit:  fedgradnorm benefit {config}")
-
-
-def _check_empty(folder: Path) -> None:
-    if folder.is_dir():
-        found = sorted(path.name for path in folder.iterdir())
-        if found:
-            place = "the working folder" if folder == Path() else str(folder)
-            raise ConfigError(
-                f"{place} is not empty: it holds {found[0]!r}; name a new folder: "
-                "fedgradnorm init FOLDER"
-            )
-    elif folder.exists():
-        raise ConfigError(f"{folder} is a file; name a new folder")
 
 
 def _pump(chance: random.Random) -> dict[str, str | int | list[float]]:

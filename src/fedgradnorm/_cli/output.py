@@ -41,7 +41,6 @@ class Commands(TyperGroup):
     """The group of all commands: every error that is ours becomes one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
         if not is_leader():  # one of torchrun's other processes: rank 0 speaks for all
             out.quiet = err.quiet = True
         with one_press(), _warnings_shown():
@@ -109,7 +108,6 @@ def show_report(report: Report, crowd: Grid | None = None) -> None:
 
 
 def show_page(page: Page, path: Path) -> None:
-    """Where the page is, and its conclusion."""
     from fedgradnorm._report.headline import headline
 
     say(f"page:    {path} (opens in any browser, works offline)")
@@ -158,7 +156,6 @@ class _Once(logging.Filter):
         self.said: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the message is new."""
         new = record.getMessage() not in self.said
         self.said.add(record.getMessage())
         return new

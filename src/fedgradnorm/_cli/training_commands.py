@@ -104,12 +104,10 @@ def resume(
 
 
 def changed(overrides: list[str] | None, device: str | None) -> list[str]:
-    """The words that change a config, with the device among them."""
     return [*([f"compute.device={device}"] if device else []), *(overrides or [])]
 
 
 def allowing(modules: list[str] | None) -> str:
-    """The words that allow the same modules again."""
     return "".join(f" --allow-module {module}" for module in modules or ())
 
 

@@ -108,11 +108,9 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
         return f"http://{ADDRESS}:{self.server_address[1]}/"
 
     def server_close(self) -> None:
-        """End the streams, too."""
         self.stopping.set()
         super().server_close()
 

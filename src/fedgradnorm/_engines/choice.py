@@ -133,7 +133,6 @@ def make_engine(name: str, problem: Problem) -> Engine:
 
 
 def _chunk(problem: Problem) -> int:
-    """How many clients' networks are stepped in one call."""
     network, device = problem.network, problem.device
     size = sum(p.numel() for p in network.parameters() if p.requires_grad)
     convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in network.modules())
@@ -179,7 +178,6 @@ def _reading_why_not(problem: Problem) -> str | None:
 
 
 def _probe(problem: Problem) -> Inputs:
-    """A few real examples, of the first clients."""
     some = [_some_examples(client)[:PROBE_EXAMPLES] for client in problem.clients[:2]]
     return as_input(concatenated(some), problem.network, "cpu")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from fedgradnorm._engines.parts import (
     PLACE,
     ClientPart,
     Exported,
-    FirstHeads,
     padded_batches,
     part_key,
 )
@@ -52,6 +51,9 @@ from fedgradnorm.models._streamed.rows import Streamed
 from fedgradnorm.tasks._task import Task
 from fedgradnorm.weighting import Needs
 
+if TYPE_CHECKING:
+    from fedgradnorm._federation.heads import HeadsOnDemand
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -63,7 +65,7 @@ class Problem:
 
     network: nn.Module
     clients: Sequence[Client]
-    heads: FirstHeads
+    heads: HeadsOnDemand
     norm_layer: Sequence[str]
     spec: LocalSpec
     device: torch.device
@@ -406,7 +408,6 @@ class Engine:
         return Work(gradients, part.head_optimizer, part.local_optimizer, self.norm_layer)
 
     def _noisy(self, group: Block, k: int, round_number: int) -> PrivateGradients:
-        """The noisy gradients of a private client in a round."""
         part, private = group.part, self.private[group.names[k]]
         given = private, part.shared, part.own, part.head
         return PrivateGradients(*given, private.source(round_number))
@@ -578,7 +579,6 @@ class Engine:
         return part.exported(number, self.table.network(name))
 
     def exported_all(self) -> dict[str, Exported]:
-        """What every client has learned."""
         return {name: self.exported(name) for name in self.names}
 
     def install(self, name: str, client: Exported) -> None:
@@ -609,7 +609,6 @@ class Engine:
         return found
 
     def set_head_rows(self, names: Sequence[str], heads: Tensor) -> None:
-        """Give clients the heads that :meth:`head_rows` returned."""
         for group, turns in self._grouped(names):
             group.part.rows[OWN][group.index, : heads.shape[1]] = heads.to(self.device)[turns]
             group.part.put(group.index, {}, group.rows.tolist())
@@ -638,7 +637,6 @@ class Engine:
         return self.table.state(name)
 
     def load_client(self, name: str, state: Mapping[str, Any]) -> None:
-        """Restore a client's row."""
         self.table.load(name, state)
 
     @property

@@ -147,7 +147,6 @@ class Evaluator:
         return self._own(name)
 
     def _own(self, name: str) -> tuple[nn.Module, nn.Module]:
-        """The same, with the network as it is."""
         part, number = self._table.one(name)
         return part.load({key: part.rows[key][number] for key in [OWN, *part.buffers]})
 
@@ -196,7 +195,6 @@ def measured(answered: Iterable[Answered], split: str) -> Scores:
 
 
 def is_far(output: Tensor) -> bool:
-    """Whether it is not on the host."""
     return output.is_cuda
 
 

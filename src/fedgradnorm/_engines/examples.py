@@ -60,7 +60,6 @@ class Batch:
         return self._read[column, step]
 
     def part(self, some: slice) -> Batch:
-        """The batches of some of the clients."""
         begin = None if self._begin is None else self._begin[some]
         return Batch(self._x, self._y, self.rows[some], begin)
 
@@ -156,7 +155,6 @@ class Examples:
         return self._splits[key]
 
     def existing(self, name: str, split: str) -> Split:
-        """The same of a split that the client has."""
         found = self.split(name, split)
         assert found is not None
         return found
@@ -197,7 +195,6 @@ class Examples:
         return Batch(x, y, torch.from_numpy(rows).to(self.device)[None])
 
     def block(self, group: Block, round_number: int) -> Batch:
-        """The batches of a block of clients in a round."""
         names, width = group.names, group.part.batch
         drawn = self.batches.of_round(round_number, names)
         if group.part.padded:

@@ -95,7 +95,6 @@ class BlockGradients:
 
     @torch.no_grad()
     def losses(self, networks: Tensor, row: Row, step: int) -> Tensor:
-        """The losses alone."""
         net = leaves(self._part.shared, networks, "network.", False)
         output = self._run("all", net, self._own(row, False), self._batch.x(step))
         return self._losses(output, self._batch.y(step), row)

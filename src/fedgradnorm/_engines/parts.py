@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,22 +27,12 @@ from fedgradnorm.tasks._missing import labelled, mean_of_labelled
 from fedgradnorm.tasks._row_losses import WeightedLoss
 from fedgradnorm.tasks._task import Task
 
+if TYPE_CHECKING:
+    from fedgradnorm._federation.heads import HeadsOnDemand
+
 SCALE, CLASSES = f"{CONSTANT}scale", f"{CONSTANT}classes"
 SHARE = f"{CONSTANT}share"  # of each example of a batch in the mean loss: 0 for padding
 PLACE = f"{CONSTANT}place"  # where its inputs and targets begin in their pools, and its size
-
-
-class FirstHeads(Protocol):
-    """The heads that clients begin with; many linear ones can be drawn as rows, without modules."""
-
-    def __getitem__(self, name: str, /) -> nn.Module:
-        """A client's first head."""
-
-    def rows(self, clients: Sequence[Client]) -> Tensor | None:
-        """Weights and biases of linear heads of one shape, a row each; None: ask for modules."""
-
-    def shape(self, client: Client) -> tuple[int, int] | None:
-        """Outputs and features of a client's linear head, if its row can be drawn."""
 
 
 class Whole(nn.Module):
@@ -136,8 +126,7 @@ class ClientPart(Part):
                 found |= {f"{name}.{n}": t.detach().clone() for n, t in kept.items()}
         return found
 
-    def first_rows(self, clients: Sequence[Client], heads: FirstHeads) -> Row:
-        """The stacked first rows of new clients."""
+    def first_rows(self, clients: Sequence[Client], heads: HeadsOnDemand) -> Row:
         like = self.fresh[OWN]
         tasks = [client.task for client in clients]
         found = Row()
@@ -291,8 +280,7 @@ def padded_batches(clients: Sequence[Client], batch_size: int | None, pure: bool
     return {size: largest[(size - 1).bit_length()] for size in sizes}
 
 
-def part_key(client: Client, heads: FirstHeads, batch: int, many: bool) -> Hashable:
-    """What clients of one part have in common."""
+def part_key(client: Client, heads: HeadsOnDemand, batch: int, many: bool) -> Hashable:
     if client.privacy is not None:
         return "private", client.name
     task = client.task

@@ -106,7 +106,6 @@ class RankedEngine:
         )
 
     def set_noise(self, name: str, noise: float) -> None:
-        """On the rank that has the client."""
         if name in self.own:
             self.local.set_noise(name, noise)
 
@@ -121,7 +120,6 @@ class RankedEngine:
         return {name: found[name] for name in self.names if name in found}
 
     def tune_heads(self, shared: Tensor, steps: int, round_number: int) -> None:
-        """Each rank its own clients'."""
         self.local.tune_heads(shared, steps, round_number)
 
     def personalize(self, shared: Tensor, how: Tuning) -> dict[str, dict[str, Any]]:
@@ -136,11 +134,9 @@ class RankedEngine:
         return self._merged(self.local.evaluate(shared, split, own))
 
     def exported_all(self) -> dict[str, Exported]:
-        """What every client has learned, on every rank."""
         return self._merged(self.local.exported_all())
 
     def install(self, name: str, client: Exported) -> None:
-        """Let a client end with something else, on its own rank."""
         if name in self.own:
             self.local.install(name, client)
 
@@ -155,7 +151,6 @@ class RankedEngine:
         return found.to(self.device)
 
     def set_head_rows(self, names: Sequence[str], heads: Tensor) -> None:
-        """Give this rank's clients their heads."""
         at, own = self._share(names)
         self.local.set_head_rows(own, heads[at])
 
@@ -168,7 +163,6 @@ class RankedEngine:
         return all(self.world.gather(self.local.only_linear_heads()))
 
     def client_state(self, name: str) -> Row:
-        """A client's row, on every rank."""
         mine = dict[str, Row]()
         if name in self.own:
             mine[name] = {key: value.cpu() for key, value in self.local.client_state(name).items()}
@@ -176,12 +170,10 @@ class RankedEngine:
         return found
 
     def load_client(self, name: str, state: Mapping[str, Any]) -> None:
-        """Restore a client's row, on its own rank."""
         if name in self.own:
             self.local.load_client(name, state)
 
     def state_dict(self) -> dict[str, Any]:
-        """All clients' rows, on every rank."""
         return self._joined(self.world.gather(self.local.state_dict()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -211,16 +203,13 @@ class RankedEngine:
         self.local.table.settle()
 
     def take(self, saved: Mapping[str, Any]) -> None:
-        """Restore the rows of this rank's clients."""
         self.local.table.take(self._mine(saved))
 
     def _joined(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The rows of several ranks, in the order of clients."""
         parts = [part for state in states for part in state["parts"]]
         return {"parts": sorted(parts, key=lambda part: self._position[part["names"][0]])}
 
     def _mine(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """The rows of this rank's clients, out of everybody's."""
         found = []
         for part in saved["parts"]:
             at, names = self._share(part["names"])

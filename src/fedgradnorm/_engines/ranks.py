@@ -47,7 +47,6 @@ class World:
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in the order of ranks."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -65,7 +64,6 @@ class World:
         return values
 
     def leaders(self, value: Any) -> Any:
-        """Rank 0's value, on all ranks."""
         if self.size == 1:
             return value
         box = [value]

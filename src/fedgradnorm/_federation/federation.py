@@ -136,7 +136,6 @@ class Federation:
 
     @property
     def rounds_per_call(self) -> int:
-        """How many rounds may be asked for at once."""
         return LONGEST if self.graphs.why_not() is None else 1
 
     def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Record]:
@@ -184,7 +183,6 @@ class Federation:
         return reports, server_step(server, reports)
 
     def _average_heads(self, reports: Reports, weights: Tensor) -> None:
-        """Who shares a head gets the mean."""
         given = self.engine.head_rows, reports, weights, self.server.aggregate
         for names, heads in self.shared_heads.averaged(*given):
             self.engine.set_head_rows(names, heads)
@@ -227,7 +225,6 @@ class Federation:
             group.part.put(some.index, {NETWORK: moved, **own}, noted)
 
     def _ones(self) -> Tensor:
-        """The weights of clients alone."""
         return torch.ones(len(self.names), dtype=torch.float64, device=self.engine.device)
 
     def _graph_why_not(self) -> str | None:

@@ -140,7 +140,6 @@ def head_chance(name: str, seed: int) -> Iterator[None]:
 
 
 def start_head(name: str, features: int, outputs: int, seed: int, dtype: torch.dtype) -> nn.Linear:
-    """The linear head that the client of this name starts with."""
     with head_chance(name, seed):
         return linear_head(features, outputs).to(dtype=dtype)
 

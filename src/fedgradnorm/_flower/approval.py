@@ -71,7 +71,6 @@ class Approvals:
         return dict(self._read()["waiting"])
 
     def approve(self, run: str) -> None:
-        """Approve a run that has asked."""
         waiting = self.waiting()
         if run in self._read()["approved"]:
             return

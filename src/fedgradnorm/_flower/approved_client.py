@@ -43,7 +43,15 @@ class ApprovedClient:
         run = word("run", facts.get("run"))
         settings = text("digest", facts.get("digest"))
         if settings == self.agreement.digest:
-            self._check_approved(run, settings)
+            # Any other settings are refused by the client, whoever approved them.
+            try:
+                if self.approvals.check(run, settings):
+                    log.info("run %s is approved: %s", run, self.about())
+            except Waiting:
+                words = "run %s asks for this client's data (%s); to approve it: %s"
+                command = f"fedgradnorm federation approve {self.path} {run}"
+                log.warning(words, run, self.about(), command)
+                raise
         about = {"run": run, "round": facts.get("round"), "kind": str(facts.get("kind"))[:20]}
         try:
             answer = self.client.respond(content)
@@ -55,17 +63,6 @@ class ApprovedClient:
         if self.client.result is not None:
             self.audit.add("finished", run=run, result=str(self.client.result))
         return answer
-
-    def _check_approved(self, run: str, settings: str) -> None:
-        """Any other settings are refused by the client, whoever approved them."""
-        try:
-            if self.approvals.check(run, settings):
-                log.info("run %s is approved: %s", run, self.about())
-        except Waiting:
-            words = "run %s asks for this client's data (%s); to approve it: %s"
-            command = f"fedgradnorm federation approve {self.path} {run}"
-            log.warning(words, run, self.about(), command)
-            raise
 
     def about(self) -> str:
         """Settings, rounds, what leaves, and epsilon where there is one."""

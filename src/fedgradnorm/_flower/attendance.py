@@ -54,11 +54,9 @@ class Attendance:
         self.revoked: frozenset[str] = frozenset()  # whose keys are not registered any more
 
     def shut_out(self, name: str) -> bool:
-        """Whether the client is not asked any more."""
         return name in self.revoked or 0 < self.rules.refusals <= self.refusals[name]
 
     def state_of(self, name: str, round: int) -> str:
-        """In a word or two, for ``federation status``."""
         if name in self.revoked:
             return "revoked"
         if self.shut_out(name):
@@ -66,7 +64,6 @@ class Attendance:
         return "" if self.takes_part(name, round) else f"suspended to round {self.until[name] + 1}"
 
     def takes_part(self, name: str, round: int) -> bool:
-        """Whether the client is asked in this round."""
         return not self.shut_out(name) and self.until[name] <= round
 
     def asked(
@@ -80,7 +77,6 @@ class Attendance:
         return [name for name in drawn if not self.shut_out(name)]
 
     def good(self, name: str) -> None:
-        """Its answer was used."""
         if self.until[name]:
             log.warning("client %r takes part again", name)
         for table in (self.misses, self.refusals, self.pauses, self.until, self.away):
@@ -122,11 +118,9 @@ class Attendance:
                 self.until[name], self.away[name] = NOW, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on from here."""
         return {key: dict(getattr(self, key)) for key in _TABLES}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
         for key in _TABLES:
             mine = getattr(self, key)
             mine.update({name: state[key][name] for name in mine})

@@ -36,15 +36,12 @@ class Present:
         self.shared = engine.network.vector.detach().clone()
 
     def validate(self) -> dict[str, dict[str, float]]:
-        """Loss and metrics on its validation examples."""
         return self.engine.evaluate(self.shared, VALIDATION)
 
     def state_dict(self) -> dict[str, Any]:
-        """Both, as copies."""
         return {"shared": self.shared.clone(), "client": self.row()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
         shared: Tensor = state["shared"]
         if shared.shape != self.shared.shape:
             raise ValueError(f"a network of shape {tuple(shared.shape)}")
@@ -57,7 +54,6 @@ class Present:
         return {"rounds": int(row[ROUNDS]), "row": row}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`row`."""
         self.engine.load_client(self.name, state["row"])
 
 

@@ -114,7 +114,6 @@ class ClientSession:
             log.warning("keep_best: no validation examples, so the last state is kept")
 
     def respond(self, content: bytes) -> bytes:
-        """The answer to a message."""
         order = decode_order(content, self.like, self.group, self.like_head)
         answer, own = self.answer(order), OwnHistory(self.folder / order.run)
         if order.kind == "train":
@@ -177,10 +176,15 @@ class ClientSession:
     def _train(self, order: Order, slots: Slots) -> Answer:
         asked, spent = "", ""
         if self.ledger is not None:  # the same question has the same answer, and costs once
-            asked = self._question(order)
+            row = self.engine.client_state(self.name)
+            asked = question(row[OWN], int(row[ROUNDS]), self.present.shared, order.round)
             if (known := self._stored_answer(order, slots, asked)) is not None:
                 return known
-            spent = self._charge(order, self.ledger)
+            # Let the budget pay for the answer, before there is one; what is spent, for the log.
+            self.engine.set_noise(self.name, self.ledger.noise(order.run))
+            first = bool(torch.isnan(self.engine.client_state(self.name)[FIRST_LOSS]).any())
+            epsilon = self.ledger.charge(order.run, order.round, first)
+            spent = f", epsilon {epsilon:.3g} of {self.ledger.terms.epsilon:g}"
         reports = self.engine.run_clients(self.present.shared, order.round, [self.name])
         if reports.failed:
             raise Refused("its loss or gradient is not finite; its state stays as it was")
@@ -200,10 +204,6 @@ class ClientSession:
             slots.save({**state, "answered": answered}, keep=order.state_round)
         return Answer(order.run, order.round, order.state_round + 1, group=order.group, **content)
 
-    def _question(self, order: Order) -> str:
-        row = self.engine.client_state(self.name)
-        return question(row[OWN], int(row[ROUNDS]), self.present.shared, order.round)
-
     def _stored_answer(self, order: Order, slots: Slots, asked: str) -> Answer | None:
         """The answer to the same question, if it was the last one from this state."""
         known = slots.held().get(order.state_round + 1, {}).get("answered", {})
@@ -212,13 +212,6 @@ class ClientSession:
         self.reported = dict(known["reported"])
         told = {key: known[key] for key in ("update", "scalars", "head") if key in known}
         return Answer(order.run, order.round, order.state_round + 1, group=order.group, **told)
-
-    def _charge(self, order: Order, ledger: ClientLedger) -> str:
-        """Let the budget pay for the answer, before there is one; what is spent, for the log."""
-        self.engine.set_noise(self.name, ledger.noise(order.run))
-        first = bool(torch.isnan(self.engine.client_state(self.name)[FIRST_LOSS]).any())
-        epsilon = ledger.charge(order.run, order.round, first)
-        return f", epsilon {epsilon:.3g} of {ledger.terms.epsilon:g}"
 
     def _finish(self, order: Order, best: BestState | None) -> None:
         """Keep the best or the finished network with this client's head, tuned if it is to be.
@@ -239,7 +232,6 @@ class ClientSession:
         log.info("finished: network and head in %s", place)
 
     def _network(self, vector: Tensor) -> nn.Module:
-        """The network with these numbers, as a module of its own."""
         flat = FlatNetwork(self.network)
         flat.vector.copy_(vector)
         return flat.module
@@ -294,7 +286,6 @@ class ClientSession:
 
 
 def batch_row(number: int, name: str, values: Mapping[str, float]) -> Row:
-    """The history's row of a client's round."""
     about: Row = {"round": number, "epoch": float(number), "client": name, "split": "batch"}
     return {**about, "active": 1, **{key: values[key] for key in SENT}}
 

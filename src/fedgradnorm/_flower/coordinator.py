@@ -70,7 +70,6 @@ class Coordinator:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The history, by the name of its file."""
         return {METRICS: self.history}
 
     def weights(self) -> dict[str, float]:
@@ -105,7 +104,6 @@ class Coordinator:
 
     @property
     def done(self) -> bool:
-        """Whether all rounds are over."""
         return self.round >= self.agreement.rounds
 
     def advance(self) -> Progress:
@@ -203,7 +201,6 @@ class Coordinator:
         counts[name] += 1
 
     def _read(self, name: str) -> None:
-        """An answer was read and can be used."""
         self.attendance.good(name)
 
     def _tried(self, name: str, content: Content, order: Any) -> Any:
@@ -213,17 +210,14 @@ class Coordinator:
         assert isinstance(content, bytes)
         self.bytes[name] += self.exchange.ordered.get(name, 0) + len(content)
         try:
-            return self._checked(name, content, order)
+            answer = decode_answer(content, order, self.agreement.scalars, self.patience.longest)
+            if answer.update is not None:
+                if self.norm_layer is not None and "grad_norm" in answer.scalars:
+                    check_grad_norm(answer.update, answer.scalars["grad_norm"], self.norm_layer)
+                self._check_size(name, answer.scalars.get("size"))
+            return answer
         except Refused as error:
             return str(error)
-
-    def _checked(self, name: str, content: bytes, order: Any) -> Any:
-        answer = decode_answer(content, order, self.agreement.scalars, self.patience.longest)
-        if answer.update is not None:
-            if self.norm_layer is not None and "grad_norm" in answer.scalars:
-                check_grad_norm(answer.update, answer.scalars["grad_norm"], self.norm_layer)
-            self._check_size(name, answer.scalars.get("size"))
-        return answer
 
     def _check_size(self, name: str, said: float | None) -> None:
         """Refuse another number of rows than the client first said; its data stays the same."""
@@ -276,7 +270,6 @@ class Coordinator:
         self.monitor.note(self.round, [], frozen, losses, ratios)
 
     def sum_up(self) -> None:
-        """Log what went wrong in the whole run."""
         for name in self.names:
             counts = (self.states[name], self.round, self.missed[name], self.refused[name])
             if any(counts[2:]):
@@ -324,7 +317,6 @@ class Coordinator:
         """Nothing: all that a server knows is in its state."""
 
     def state_dict(self, rows: bool = True) -> dict[str, Any]:  # noqa: ARG002
-        """Everything needed to go on from here."""
         tables = {key: dict(getattr(self, key)) for key in _TABLES}
         tables["attendance"] = self.attendance.state_dict()
         own = {"server": self.server.state_dict(), "monitor": self.monitor.state_dict()}
@@ -333,7 +325,6 @@ class Coordinator:
         return {**kept, **own, **tables, **heads}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
         self.run, self.round = state["run"], state["round"]
         self.server.load_state_dict(state["server"])
         self.sizes = dict(state["sizes"])

@@ -203,7 +203,6 @@ class ClientFile:
         _check_port(int(port))
 
     def path(self, name: str) -> Path:
-        """One of its paths, looked for beside the file."""
         return self.folder / Path(str(getattr(self, name))).expanduser()
 
     def run_config(self, allow: Sequence[str] = ()) -> Config:
@@ -218,7 +217,6 @@ class ClientFile:
         return make_config(table, str(self.path("config")), allow)
 
     def load(self, config: Config) -> Client:
-        """The client of that name that [data] describes."""
         found = {client.name: client for client in clients_of(config)}
         several = [c.name for c in found.values() if c.of == self.name]
         if several:
@@ -235,7 +233,6 @@ def several_tasks(name: str, tasks: int) -> str:
 
 
 def read_federation(folder: Path) -> FederationFile:
-    """The federation in ``folder``."""
     if not (folder / FEDERATION).exists():
         raise ConfigError(
             f"{folder} holds no {FEDERATION}: give the folder that fedgradnorm federation init made"

@@ -58,7 +58,6 @@ class GroupHeads:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest head."""
         return max((vector.nbytes for vector in self.vectors.values()), default=0)
 
     def of(self, name: str) -> tuple[str, Tensor | None]:
@@ -96,11 +95,9 @@ class GroupHeads:
         return near, cuts
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to go on from here, as copies."""
         return {label: vector.clone() for label, vector in self.vectors.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what ``state_dict`` returned."""
         found = {label: vector.shape for label, vector in state.items()}
         if found != {label: vector.shape for label, vector in self.vectors.items()}:
             raise ValueError("shared heads of other groups or shapes")

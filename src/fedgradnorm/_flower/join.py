@@ -257,7 +257,6 @@ def _until_let_in(check_let_in: Callable[[], None]) -> None:
 
 
 def check_authority(path: Path) -> None:
-    """A ConfigError if the authority's certificate cannot be read."""
     try:
         ssl.create_default_context(cafile=path)
     except (OSError, ValueError) as error:

@@ -73,7 +73,6 @@ class ClientLedger:
 
     @property
     def epsilon(self) -> float:
-        """What is spent, by all runs together."""
         return self._book.epsilon
 
     def noise(self, run: str) -> float:

@@ -25,7 +25,6 @@ class OwnHistory:
 
     @property
     def begun(self) -> bool:
-        """Whether there is anything yet."""
         return self.path.exists()
 
     def add(self, state: int, rows: Sequence[Row]) -> None:

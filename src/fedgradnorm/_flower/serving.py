@@ -167,13 +167,11 @@ class _Serving:
         self.keys = keys
 
     def begin(self, agreement: Agreement, resume: bool) -> None:
-        """Note the start."""
         about = {"run": self.coordinator.run, "settings": agreement.digest}
         keys = roster_fingerprint(registered(self.federation))
         self.audit.add("resumed" if resume else "started", **about, roster=keys)
 
     def end(self, event: str, **facts: Any) -> None:
-        """Note the end."""
         run, number = self.coordinator.run, self.coordinator.round
         self.audit.add(event, run=run, round=number, **facts)
         with suppress(TrainingError):

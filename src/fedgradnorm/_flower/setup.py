@@ -196,12 +196,10 @@ def make_keys(folder: Path, name: str, renew: bool = False) -> PublicKeys:
 
 
 def public_file(name: str) -> str:
-    """What the file with a client's public keys is called."""
     return f"{name}.public.toml"
 
 
 def read_public(path: Path) -> PublicKeys:
-    """The public keys in a client's file."""
     return made_from(path, PublicKeys)
 
 
@@ -269,7 +267,6 @@ def revoke(folder: Path, name: str) -> PublicKeys:
 
 
 def revoked(folder: Path) -> list[PublicKeys]:
-    """All keys that were revoked or replaced."""
     return [read_public(path) for path in sorted((folder / REVOKED).glob("*.toml"))]
 
 

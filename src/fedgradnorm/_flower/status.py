@@ -74,7 +74,6 @@ def write_status(
 
 
 def read_status(federation: Path) -> dict[str, Any]:
-    """The last status of the federation in a folder."""
     path = federation / STATUS
     if not path.exists():
         raise ConfigError(f"{federation}: no run has been served yet (there is no {STATUS})")

@@ -72,7 +72,6 @@ def with_inputs(config: Config, clients: list[Client]) -> Config:
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

@@ -41,7 +41,15 @@ def epsilon_of(steps: tuple[Steps, ...], delta: float) -> float:
     >>> epsilon_of((), 1e-5)
     0.0
     """
-    taken = _merged(steps)
+    # The same with equal steps counted together; sums over all records are one normal noise.
+    counts, information = dict[tuple[float, float], int](), 0.0
+    for noise, rate, times in steps:
+        if rate >= 1:
+            information += times / noise**2
+        elif times:
+            counts[noise, rate] = counts.get((noise, rate), 0) + times
+    whole = [Steps(information**-0.5, 1.0, 1)] if information else []
+    taken = [*whole, *(Steps(*kind, count) for kind, count in counts.items())]
     if not taken:
         return 0.0
     if len(taken) == 1 and taken[0].rate >= 1:
@@ -108,25 +116,12 @@ def noise_for(epsilon: float, delta: float, plan: Callable[[float], tuple[Steps,
     return high
 
 
-def _merged(steps: tuple[Steps, ...]) -> list[Steps]:
-    """The same with equal steps counted together; sums over all records are one normal noise."""
-    counts, information = dict[tuple[float, float], int](), 0.0
-    for noise, rate, times in steps:
-        if rate >= 1:
-            information += times / noise**2
-        elif times:
-            counts[noise, rate] = counts.get((noise, rate), 0) + times
-    whole = [Steps(information**-0.5, 1.0, 1)] if information else []
-    return [*whole, *(Steps(*kind, count) for kind, count in counts.items())]
-
-
 def _interval(count: int) -> float:
     """The width of a cell of the privacy loss: finer for many steps, whose roundings add up."""
     return max(FINE, min(COARSE, COARSE * USUAL / count))
 
 
 def _loss(noise: float, rate: float, count: int, interval: float) -> Any:
-    """The privacy loss distribution of so many equal steps."""
     return _loss_of_one(noise, rate, interval).self_compose(count)
 
 

@@ -75,7 +75,6 @@ class RowGradients:
         return torch.cat([gradients[k].flatten(1) for k in parameters], dim=1), losses
 
     def _in_turn(self, parameters: Parameters, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, one row after another."""
         own = {k: p.detach().requires_grad_() for k, p in parameters.items()}
         rows, losses = [], []
         for i in range(len(x)):

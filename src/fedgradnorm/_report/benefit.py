@@ -109,7 +109,6 @@ class VariantBenefit:
         return sorted(known, key=lambda one: one.gain)
 
     def by_unit(self, middle: Literal["mean", "median"]) -> str:
-        """The mean or the median gain in each unit."""
         units = dict.fromkeys(one.unit for one in self.clients)
         known = {
             unit: [c.gain for c in self.clients if c.unit == unit and math.isfinite(c.gain)]
@@ -159,7 +158,6 @@ def variant_benefits(report: Report, measured: Measured) -> list[VariantBenefit]
 
 
 def better_off(found: Sequence[VariantBenefit]) -> dict[str, dict[str, bool]]:
-    """By variant, which clients do better than alone."""
     return {
         one.variant: {c.client: c.gain > 0 for c in one.clients if not math.isnan(c.gain)}
         for one in found
@@ -194,10 +192,8 @@ def metric_text(value: float, metric: str) -> str:
 
 
 def gain_text(value: float, unit: str) -> str:
-    """A gain with its sign and unit."""
     return words.gain(Estimate(value, math.nan, 1), unit)
 
 
 def interval_text(one: ClientGain) -> str:
-    """Both ends of an interval, or that there is none."""
     return "-" if math.isnan(one.low) else f"{one.low:+.1f} to {one.high:+.1f}"

@@ -53,7 +53,6 @@ class Look:
 
     @property
     def hex(self) -> str:
-        """The colour on white paper."""
         return COLOURS[self.colour]
 
 
@@ -88,7 +87,6 @@ def looks(labels: Iterable[str], first: Sequence[str] = ()) -> dict[str, Look]:
 
 
 def _preferred(method: str) -> tuple[int, int]:
-    """The colour and the stroke that a method prefers."""
     place = ORDER.index(method) if method in ORDER else int.from_bytes(
         hashlib.blake2b(method.encode(), digest_size=4).digest(), "big")  # fmt: skip
     return place % len(COLOURS), place // len(COLOURS) % len(STROKES)

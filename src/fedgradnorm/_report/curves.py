@@ -88,7 +88,6 @@ class Curves:
         return replace(middle, low=low, high=high, spans=True)
 
     def columns(self) -> set[tuple[str, str]]:
-        """The splits and columns that there are."""
         return {key[1:] for series in self.whole for key in series}
 
 

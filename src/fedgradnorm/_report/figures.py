@@ -191,7 +191,6 @@ def dress(axes: Any) -> None:
 
 
 def one_legend(part: Any, panels: Sequence[Any]) -> None:
-    """One legend for all panels."""
     pairs = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels)
     handles = {name: handle for panel in pairs for handle, name in panel if name[0] != "_"}
     part.legend(handles.values(), handles, loc="outside upper center", ncols=LEGEND, frameon=False,

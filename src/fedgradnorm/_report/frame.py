@@ -79,17 +79,14 @@ class Report:
 
     @cached_property
     def variants(self) -> list[str]:
-        """The names of all variants in their order."""
         return list(self.groups)
 
     @cached_property
     def tasks(self) -> list[str]:
-        """All tasks in the order of the first runs."""
         return list(dict.fromkeys(self.frame.task))
 
     @cached_property
     def seeds(self) -> dict[str, int]:
-        """The number of seeds of each variant."""
         return {name: len(one.seeds) for name, one in self.groups.items()}
 
     @cached_property
@@ -115,7 +112,6 @@ class Report:
 
     @cached_property
     def effects(self) -> Mapping[str, pd.DataFrame]:
-        """:func:`effects` on each measure."""
         return {measure: effects(self.frame, measure) for measure in MEASURES}
 
     @cached_property
@@ -178,7 +174,6 @@ def _label(one: Group) -> str:
 
 
 def frame_of(groups: Mapping[str, Group], baseline: str) -> pd.DataFrame:
-    """The table of these variants; see :class:`Report`."""
     sets = data_sets(list(groups.values()))
     names = {id(one): name for name, one in groups.items()}
     rows: list[dict[str, Any]] = []

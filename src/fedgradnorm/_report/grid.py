@@ -64,7 +64,6 @@ class Grid:
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
-        """All rows, one group after the other."""
         return [row for group in self.groups for row in group]
 
     def right(self, column: int) -> bool:
@@ -72,7 +71,6 @@ class Grid:
         return any(row[column].numbers for row in self.rows)
 
     def without_blank(self) -> Grid:
-        """The grid without columns in which nothing stands."""
         kept = [n for n in range(len(self.columns)) if any(row[n] != BLANK for row in self.rows)]
         groups = tuple(tuple(tuple(row[n] for n in kept) for row in group) for group in self.groups)
         return replace(self, columns=tuple(self.columns[n] for n in kept), groups=groups)
@@ -185,7 +183,6 @@ def to_csv(grid: Grid) -> str:
 
 
 def to_markdown(grid: Grid) -> str:
-    """For a README or a forge's page."""
     marks = ["---:" if grid.right(number) else "---" for number in range(len(grid.columns))]
     lines = [[_markdown(title) for title in grid.columns], marks]
     for row in grid.rows:
@@ -202,7 +199,6 @@ def _markdown(text: str) -> str:
 
 
 def to_latex(grid: Grid) -> str:
-    """A tabular with booktabs' rules and a caption."""
     kinds = "".join("r" if grid.right(number) else "l" for number in range(len(grid.columns)))
     groups = [
         "".join(f"{' & '.join(_latex_cell(cell) for cell in row)} \\\\\n" for row in group)

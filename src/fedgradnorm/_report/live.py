@@ -65,7 +65,6 @@ class Live:
         self._told: dict[str, Any] = {}
 
     def news(self) -> Iterator[Message]:
-        """What is new, as names of messages and their content."""
         boards = _boards(self.place)
         folders = _run_folders(self.place)
         known = {path.resolve() for path in folders.values()}
@@ -107,7 +106,6 @@ class _Run:
         self._clients: set[str] = set()
 
     def entry(self, held: set[int]) -> dict[str, Any]:
-        """What the list of runs says of it."""
         if self._changed(MANIFEST, CONFIG):
             self._read_about()
         table = self.path / SPREAD if (self.path / SPREAD).is_file() else self.path / METRICS
@@ -244,7 +242,6 @@ class _Points:
             curve[:] = thinned(curve)
 
     def message(self) -> dict[str, Any]:
-        """The points as the page takes them."""
         curves = [
             [client, quantity, [x for x, _ in points], [y for _, y in points]]
             for (client, quantity), points in self.curves.items()

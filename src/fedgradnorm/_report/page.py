@@ -58,7 +58,6 @@ class Page:
 
 
 def write_page(places: Sequence[Path], path: str | Path, report: Report | None = None) -> Page:
-    """Write the page on the runs at ``places``."""
     made = make_page(places, report)
     path = Path(path)
     try:
@@ -77,7 +76,6 @@ def make_page(places: Sequence[Path], report: Report | None = None) -> Page:
 
 
 def page_of(report: Report, measured: gains.Measured | None = None) -> Page:
-    """The page on this report."""
     benefits = gains.variant_benefits(report, measured or {})
     crowd = crowd_grid(report, gains.better_off(benefits))
     table = _Tables(report)
@@ -147,7 +145,6 @@ class _Tables:
                 self.methods.setdefault(one.line, []).append(number)
 
     def of(self, grid: Grid) -> dict[str, Any]:
-        """The grid's columns and rows."""
         places: dict[tuple[int, str], int] = {}
         for place, row in enumerate(grid.rows):
             for number, cell in enumerate(row):

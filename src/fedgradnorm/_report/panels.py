@@ -53,12 +53,10 @@ class Section:
 
     @property
     def views(self) -> list[str]:
-        """The names of its views."""
         return list(dict.fromkeys(panel["view"] for panel in self.panels))
 
     @property
     def tasks(self) -> list[int]:
-        """The numbers of the tasks that have a panel."""
         return list(dict.fromkeys(panel["task"] for panel in self.panels))
 
 

@@ -72,7 +72,6 @@ def all_grids(report: Report) -> list[Grid]:
 
 
 def interval_note(report: Report) -> str:
-    """How the numbers are to be read."""
     counts = sorted(report.seeds.values())
     if counts[-1] == 1:
         return "one seed: no intervals and no tests"
@@ -227,13 +226,11 @@ def delta(report: Report, name: str, measure: str, base: str = "base") -> Estima
 
 
 def delta_cell(report: Report, name: str, measure: str, base: str = "base") -> Cell:
-    """Delta_m in percent, with its interval."""
     found = delta(report, name, measure, base)
     return gain_cell(found) if found.count else BLANK
 
 
 def worst_cells(report: Report, name: str, measure: str) -> tuple[Cell, Cell]:
-    """The task that gains least, and what it gains."""
     means = _gains(report, name, measure).gain.groupby("task", sort=False).mean().dropna()
     means = means[means.abs() < math.inf]
     if means.empty:
@@ -476,7 +473,6 @@ def numbers_of(value: Estimate, factor: float = 1.0) -> dict[str, float]:
 
 
 def number(value: Estimate, text: Callable[[Estimate], str], *, bold: bool = False) -> Cell:
-    """A mean with its interval."""
     return Cell(text(value), numbers_of(value), bold)
 
 
@@ -495,12 +491,10 @@ def effect_cell(row: pd.Series) -> Cell:
 
 
 def gain_cell(value: Estimate, unit: str = "%") -> Cell:
-    """A signed gain."""
     return Cell(words.gain(value, unit), numbers_of(value), higher=True)
 
 
 def p_cell(p: float) -> Cell:
-    """A p-value."""
     return BLANK if math.isnan(p) else Cell(words.p_value(p), {"": p})
 
 

@@ -157,6 +157,5 @@ class Batches:
 def batches_of(
     clients: Sequence[Client], batch_size: int | None, seed: int, steps: int = 1
 ) -> Batches:
-    """The batches of these clients."""
     owners = {client.name: client.owner for client in clients}
     return Batches({c.name: c.drawn for c in clients}, batch_size, seed, steps, owners)

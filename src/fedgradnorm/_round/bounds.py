@@ -68,7 +68,6 @@ class Bounds:
             raise ConfigError(f"largest_ratio must be >= 1, not {self.ratio!r}")
 
     def clipped(self, signals: Signals) -> tuple[Signals, list[Cut]]:
-        """The signals with no loss ratio over the bound."""
         over = signals.active & (signals.loss_ratio > self.ratio)
         cuts = _cuts("ratio", over, signals.loss_ratio, self.ratio)
         if not cuts:

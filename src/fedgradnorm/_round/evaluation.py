@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm._client import Scaler
 from fedgradnorm.models._input_rows import Inputs, call, in_chunks, leaves
 from fedgradnorm.models._streamed.rows import Streamed, Targets, pieces
-from fedgradnorm.tasks._split_metrics import Restoring
 from fedgradnorm.tasks._task import Task
 
 ROWS_AT_ONCE = 4096  # in a forward pass over a whole split
@@ -25,7 +25,7 @@ def evaluate(
     head: nn.Module,
     x: Inputs,
     y: Targets,
-    scaling: Restoring | None = None,
+    scaling: Scaler | None = None,
 ) -> dict[str, float]:
     """Loss and metrics over a whole split, with dropout off and running statistics in use.
 
@@ -79,7 +79,6 @@ def in_parts(x: Inputs) -> Iterable[Inputs]:
 
 
 def rows_at_once(x: Inputs) -> int:
-    """The number of rows for one forward pass."""
     read = isinstance(x, Streamed)
     numbers = sum(leaf.numel() for leaf in leaves(x).values())
     each = numbers if read else numbers // max(1, len(x))

@@ -55,7 +55,6 @@ class ServerState:
         self.afterwards: Callable[[Reports, Tensor], None] | None = None
 
     def begin_round(self, round_number: int) -> None:
-        """Use this round's learning rate from now on."""
         self.options = None if self.rates is None else self.rates.at(round_number)
 
     def step(self, direction: Tensor) -> None:
@@ -71,7 +70,6 @@ class ServerState:
         return [self.shared, *self.moments.values(), *self.weighting.tensors()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue, as copies."""
         return {
             "shared": self.shared.clone(),
             "optimizer": {key: value.clone() for key, value in self.moments.items()},
@@ -79,7 +77,6 @@ class ServerState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
         if state["shared"].shape != self.shared.shape:
             raise ValueError(f"a shared network of shape {tuple(state['shared'].shape)}")
         found = {key: value.shape for key, value in state["optimizer"].items()}

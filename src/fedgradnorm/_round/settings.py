@@ -689,7 +689,6 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
 
     @property
     def client_privacy(self) -> ClientPrivacy | None:
-        """What is promised to clients."""
         terms: ClientPrivacy | None = privacy_of(self.privacy, ClientPrivacy)
         return terms
 
@@ -790,7 +789,6 @@ def name_of(key: str) -> str:
 
 
 def scope_of(name: str) -> Scope:
-    """Where a setting matters."""
     scope: Scope = FIELDS[name].metadata["scope"]
     return scope
 
@@ -940,7 +938,6 @@ ELSEWHERE = {
 
 
 def _given_as(name: str) -> str:
-    """How a setting is given to ``train``."""
     if name in TOP:
         return f"{name}=..."
     group, key = _PLACES[name]

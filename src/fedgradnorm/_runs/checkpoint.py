@@ -49,7 +49,12 @@ def write_atomically(path: Path, data: Part | Iterable[Part], previous: Path | N
     finally:
         here.unlink(missing_ok=True)
     if os.name != "nt":  # Windows opens no folder
-        _sync_folder(path.parent)
+        # A rename must survive a power cut too.
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _keep(path: Path, previous: Path) -> None:
@@ -62,15 +67,6 @@ def _keep(path: Path, previous: Path) -> None:
         path.replace(previous)
     else:
         second.replace(previous)
-
-
-def _sync_folder(path: Path) -> None:
-    """A rename must survive a power cut too."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def write_tensors(

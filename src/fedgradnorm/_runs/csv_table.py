@@ -56,7 +56,6 @@ class Table:
         return self._sum.hexdigest()
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Add rows, to the file too if there is one."""
         new = list(rows)
         self.rows += new
         if self._file is not None:
@@ -123,20 +122,17 @@ class Table:
         return int(self._file.tell())
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._file is not None:
             with suppress(OSError):  # what was refused when it was written is refused here again
                 self._file.close()
             self._file = None
 
     def frame(self) -> pd.DataFrame:
-        """The table as a pandas DataFrame."""
         import pandas as pd
 
         return pd.DataFrame(self.rows, columns=list(self.columns))
 
     def text(self) -> str:
-        """The whole table as CSV."""
         return ",".join(self.columns) + "\n" + self._text(self.rows)
 
     def _text(self, rows: Iterable[Row]) -> str:
@@ -155,13 +151,11 @@ def _cell(value: Any) -> str:
 
 
 def columns_of(data: bytes) -> tuple[str, ...]:
-    """The columns that the first line of a table names."""
     names = data.partition(b"\n")[0].decode().strip().split(",")
     return tuple(filter(None, names))
 
 
 def checksum_of(data: bytes) -> str:
-    """What :attr:`Table.checksum` is of a table with this content."""
     return _digest(data).hexdigest()
 
 
@@ -202,7 +196,6 @@ def _digest(data: bytes = b"") -> hashlib.blake2b:
 
 
 def _kinds(columns: Sequence[str]) -> dict[str, Callable[[str], Any]]:
-    """What the cells of each column are."""
     of_many = "client" not in columns
     text = _TEXT | _TEXT_OF_MANY if of_many else _TEXT
     whole = _WHOLE | _WHOLE_OF_MANY if of_many else _WHOLE

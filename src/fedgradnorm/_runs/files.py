@@ -57,7 +57,6 @@ def check_file(path: Path) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """All bytes of an ordinary file."""
     with opened(path) as file:
         return file.read()
 

@@ -110,7 +110,12 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path} already holds a run; resume it, remove it, or choose another folder"
             )
-        _check_kinds(self.path)
+        # Refuse a folder in which something else stands where a file of the run is or will be.
+        for name in FILES:
+            if present(self.path / name):
+                check_file(self.path / name)
+        for name in (CLIENTS, ROWS, EVENTS):
+            check_folder(self.path / name)
         self._begin(self._resumed(manifest) if resume else None, resume)
 
     def _resumed(self, now: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -183,7 +188,6 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """What the run's files name as their run."""
         return self._segments.run
 
     def _mark(self) -> None:
@@ -193,7 +197,6 @@ class RunFolder:
             write_manifest(self.path, self.manifest)
 
     def finish(self, run: Run) -> None:
-        """Write the trained network and heads."""
         if self.trainer.journal is not None:
             self.save_checkpoint(whole=True)
         with writing(self.path):
@@ -215,7 +218,6 @@ class RunFolder:
         self._kept = True
 
     def close(self) -> None:
-        """Release the folder."""
         if not self._kept:  # interrupted, or training failed
             with suppress(OSError, RunFolderError):
                 self._folder_lock.check()
@@ -224,15 +226,6 @@ class RunFolder:
             table.close()
         self._end_log()
         self._folder_lock.release()
-
-
-def _check_kinds(path: Path) -> None:
-    """Refuse a folder in which something else stands where a file of the run is or will be."""
-    for name in FILES:
-        if present(path / name):
-            check_file(path / name)
-    for name in (CLIENTS, ROWS, EVENTS):
-        check_folder(path / name)
 
 
 def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

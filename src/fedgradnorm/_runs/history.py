@@ -40,13 +40,11 @@ class History(Table):
 
 
 def read_history(path: Path) -> History:
-    """A History with the columns and rows of a CSV table."""
     data = read_file(path)
     return history_of(whole_rows(path, data, KEYS), columns_of(data))
 
 
 def history_of(rows: list[Row], columns: tuple[str, ...]) -> History:
-    """A History with these rows."""
     history = History([])
     history.columns, history.rows = columns or history.columns, rows
     return history

@@ -73,7 +73,6 @@ class Ledger:
 
     @property
     def releases(self) -> tuple[Steps, ...]:
-        """Everything released so far."""
         return tuple(Steps(*kind, times) for kind, times in self._released.items())
 
     def check(self) -> None:
@@ -102,7 +101,15 @@ class Ledger:
         with self._locked():
             self._catch_up()
             self.check()
-            after = self._after(releases)
+            # Epsilon after these releases: at most 1% too much, and exact where that decides.
+            together = dict(self._released)
+            for noise, rate, times in releases:
+                together[noise, rate] = together.pop((noise, rate), 0) + times
+            *others, last = (Steps(*kind, times) for kind, times in together.items())
+            bound = spent(last, self.terms.delta, tuple(others))
+            if bound > self.terms.epsilon:
+                bound = epsilon_of((*others, last), self.terms.delta)
+            after = max(bound, self._epsilon)
             if after > self.terms.epsilon:
                 raise BudgetSpent(
                     f"epsilon {self._epsilon:.4g} of {self.terms.epsilon:g} is spent, and another "
@@ -115,17 +122,6 @@ class Ledger:
             else:
                 self._take(charge)
         return after
-
-    def _after(self, releases: Sequence[Steps]) -> float:
-        """Epsilon after these releases: at most 1% too much, and exact where that decides."""
-        together = dict(self._released)
-        for noise, rate, times in releases:
-            together[noise, rate] = together.pop((noise, rate), 0) + times
-        *others, last = (Steps(*kind, times) for kind, times in together.items())
-        bound = spent(last, self.terms.delta, tuple(others))
-        if bound > self.terms.epsilon:
-            bound = epsilon_of((*others, last), self.terms.delta)
-        return max(bound, self._epsilon)
 
     def _take(self, charge: dict[str, Any]) -> None:
         """Count a charge that is already recorded."""

@@ -82,7 +82,6 @@ class _OneLine(logging.Formatter):
     """Escapes control characters: a name with a line break must not look like another line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line as it is written."""
         text = super().formatMessage(record)
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

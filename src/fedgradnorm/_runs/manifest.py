@@ -119,7 +119,6 @@ def client_info(client: Client, baseline: bool = True) -> dict[str, Any]:
 
 
 def describe_weighting(weighting: Weighting) -> dict[str, Any]:
-    """The weighting's class and plain settings."""
     plain = (bool, int, float, str, type(None))
     settings: Mapping[str, Any] = {
         key: value

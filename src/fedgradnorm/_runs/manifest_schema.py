@@ -109,15 +109,11 @@ def fault(manifest: dict[str, Any]) -> str:
     try:
         Manifest.model_validate(manifest)
     except ValidationError as error:
-        return _words(error)
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"][: 3 if first["loc"][0] == "clients" else 2]))
+        if first["type"] == "missing":
+            return f"it has no {key}"
+        kind = first["type"].partition("_")[0]
+        wish = re.sub(r"^(Input should be|Value error,) ", "", first["msg"])
+        return f"{key} must be {_KINDS.get(kind, wish)}, not {shown(first['input'])}"
     return ""
-
-
-def _words(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    key = ".".join(map(str, first["loc"][: 3 if first["loc"][0] == "clients" else 2]))
-    if first["type"] == "missing":
-        return f"it has no {key}"
-    kind = first["type"].partition("_")[0]
-    wish = re.sub(r"^(Input should be|Value error,) ", "", first["msg"])
-    return f"{key} must be {_KINDS.get(kind, wish)}, not {shown(first['input'])}"

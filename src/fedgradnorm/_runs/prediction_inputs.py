@@ -71,7 +71,6 @@ def given_inputs(
 
 
 def _encoded(where: str, x: Any, network: nn.Module, one: TrainedClient) -> Inputs:
-    """Raw columns as the network takes them."""
     codes = raw_inputs(x, one, where)
     numbers: Tensor = one.encoding.encode(codes)
     scaled = _scaled(where, numbers, one.scaling)

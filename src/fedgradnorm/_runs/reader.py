@@ -101,7 +101,6 @@ NOT_JUDGED = Judged()
 
 
 def judged(clients: Mapping[str, Any]) -> dict[str, Judged]:
-    """How each client of a manifest is judged."""
     found = {}
     for name, info in clients.items():
         if isinstance(info, Mapping):
@@ -147,7 +146,6 @@ class StoredRun:
 
     @property
     def judged(self) -> dict[str, Judged]:
-        """How each client is judged."""
         return dict(self.pooled) if self.pooled else judged(self.part("clients"))
 
     @property
@@ -185,7 +183,6 @@ class StoredRun:
 
     @property
     def kept(self) -> str:
-        """What it kept, in words, where that was a choice."""
         return kept_words(self.manifest)
 
     @property
@@ -271,7 +268,6 @@ def _started(folder: Path) -> tuple[str, str]:
 
 
 def read_run(folder: Path) -> StoredRun:
-    """The run in ``folder``, as far as it can be read."""
     found = read_contents(folder)
     problems = [_inside(folder, fault) for fault in found.faults]
     rows = [row for row in found.rows[METRICS] if _is_usable(row)]

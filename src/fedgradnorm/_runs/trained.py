@@ -57,7 +57,6 @@ class TrainedClient:
         learned: Exported,
         network: nn.Module | None = None,
     ) -> TrainedClient:
-        """What is kept of a client, with what it has learned."""
         return cls(
             learned.head,
             client.task.kind,
@@ -76,7 +75,6 @@ class TrainedClient:
 
     @property
     def form(self) -> Kind:
-        """What answers for the kind of its task."""
         return self.own_kind or KINDS[self.kind]
 
 
@@ -106,8 +104,6 @@ class StackedClients(Mapping[str, TrainedClient]):
 
     @classmethod
     def of(cls, clients: Mapping[str, Client], tables: Sequence[HeadRows]) -> StackedClients:
-        """The clients of a run, with their heads as training left them."""
-
         def finish(name: str, head: nn.Linear) -> TrainedClient:
             return TrainedClient.from_client(clients[name], Exported(head, {}))
 
@@ -156,7 +152,6 @@ def tables_of(path: Path, tensors: Mapping[str, Tensor], note: str) -> list[Head
 
 
 def scalings_of(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The scalings among them, as tensors, by client."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith(SCALING):

@@ -110,7 +110,6 @@ class Part:
         return [key for key in self.rows if not key.startswith(CONSTANT)]
 
     def add_column(self, key: str, fresh: Tensor) -> None:
-        """Give every row another entry."""
         if key not in self.rows:
             self.fresh[key] = fresh
             self._reserved[key] = fresh.expand(len(self._reserved[OWN]), *fresh.shape).clone()
@@ -159,7 +158,6 @@ class Group(Generic[AnyPart]):
         )
 
     def only(self, some: Places) -> Group[AnyPart]:
-        """Some of them, by number."""
         if len(some) == len(self.names):
             return self
         names, rows = [self.names[k] for k in some.tolist()], self.rows[some]
@@ -193,7 +191,6 @@ class ClientTable(Generic[AnyPart]):
         self._row_of = np.zeros(len(self.clients), dtype=np.int64)
 
     def places(self, names: Iterable[str]) -> Places:
-        """Where clients are in the order of all."""
         position = self.position
         return np.array([position[name] for name in names], dtype=np.int64)
 
@@ -213,7 +210,6 @@ class ClientTable(Generic[AnyPart]):
         return found
 
     def one(self, name: str) -> tuple[AnyPart, int]:
-        """A client's part and row."""
         (group,) = self.group([name])
         return group.part, int(self._row_of[self.position[name]])
 

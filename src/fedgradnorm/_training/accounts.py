@@ -72,7 +72,6 @@ class Accounts:
                 federation.engine.set_noise(name, account.noise)
 
     def announce(self) -> None:
-        """Log each promise, and what it covers."""
         for name, (terms, plan, noise, ledger) in self.accounts.items():
             covers = f"all runs in {terms.ledger}" if terms.ledger else "this run only"
             if ledger.epsilon:
@@ -112,7 +111,6 @@ class Accounts:
         return True
 
     def columns(self, name: str) -> dict[str, float]:
-        """The client's columns in the history; none without privacy."""
         account = self.accounts.get(CLIENTS if self.whole_clients else name)
         if account is None:
             return {}
@@ -120,7 +118,6 @@ class Accounts:
         return {column: account.ledger.epsilon}
 
     def names_of_columns(self) -> tuple[str, ...]:
-        """The columns that the history has for these accounts."""
         kinds = {account.terms.seeded for account in self.accounts.values()}
         return tuple(NOT_PRIVATE_EPSILON if seeded else SPENT for seeded in sorted(kinds))
 

@@ -100,7 +100,6 @@ def _chosen(training: dict[str, Any]) -> tuple[Weighting, Settings, list[Callbac
 
 @contextmanager
 def _shown(name: str, callback: Callback) -> Iterator[Callback]:
-    """The callback for the run of this name."""
     if not isinstance(callback, ShowProgress):
         yield callback
     elif callback.show is not None:

@@ -113,7 +113,6 @@ class Best:
     _STORED = ("first", "round", "value", "last_round", "last_value", "waited", "state")
 
     def state_dict(self) -> dict[str, Any]:
-        """The best state, and what it was chosen by."""
         return {key: getattr(self, key) for key in self._STORED}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -77,7 +77,6 @@ class Checkpoints(Callback):
         self._cost, self._last = 0.0, clock()
 
     def on_round(self, state: TrainingState) -> None:
-        """Write one if it is due, and after the last round."""
         if state.round % self.every and not state.done:
             return
         passed = self.clock() - self._last
@@ -86,7 +85,6 @@ class Checkpoints(Callback):
             self.write()
 
     def write(self) -> None:
-        """Write one now."""
         if self.writer is not None:
             began = self.clock()
             self.writer.save_checkpoint()

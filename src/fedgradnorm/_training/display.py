@@ -109,7 +109,6 @@ class _View:
         return self.title, where, f"epoch {event.epoch:.1f}", f"{left} left"
 
     def render(self) -> RenderableType:
-        """The bar and the table of clients."""
         event = self.event
         if event is None:
             return Text(f"{self.title}: first evaluation ...")

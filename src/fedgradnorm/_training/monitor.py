@@ -40,17 +40,14 @@ class ClientWarnings:
             self.times[name] += 1
 
     def sum_up(self, rounds: int) -> None:
-        """Log in how many of the run's rounds each client was affected."""
         for name, times in self.times.items():
             if times:
                 log.warning("client %r was %s in %d of %d rounds", name, self.was, times, rounds)
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts."""
         return {"times": packed_counts(self.times)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
         self.times = unpacked_counts(state["times"], list(self.times), "monitor")
 
 
@@ -94,7 +91,6 @@ class Monitor(Callback):
         self.diverging = (self.diverging - ratios.keys()) | {*failed, *grown}
 
     def on_end(self, state: TrainingState) -> None:
-        """Log the counts of the whole run."""
         self.failing.sum_up(state.round)
         self.frozen.sum_up(state.round)
 
@@ -113,12 +109,10 @@ class Monitor(Callback):
         return [name for name in self.failing.times if name in lost]
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, and who diverges."""
         kinds = {key: getattr(self, key).state_dict() for key in ("failing", "frozen", "growing")}
         return {**kinds, "diverging": sorted(self.diverging)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
         for key in ("failing", "frozen", "growing"):
             getattr(self, key).load_state_dict(state[key])
         self.diverging = set(state["diverging"])

@@ -67,7 +67,6 @@ class Recording(Callback):
             self._a_round[client.name] = same.setdefault(cost, cost)
 
     def announce(self) -> None:
-        """Say whose rows are recorded and who is evaluated."""
         if self.recorded is not None:
             words = "%s has the rows of %d of %d clients, and %s quantiles over all"
             log.info(words, METRICS, len(self.recorded), len(self.taken), SPREAD)
@@ -100,7 +99,6 @@ class Recording(Callback):
         self.pending = state.evaluation
 
     def flush(self, everybody: bool = False) -> None:
-        """Record the last evaluation."""
         if self.pending:
             self.write(self.pending, everybody)
         self.pending = ()
@@ -134,7 +132,6 @@ class Recording(Callback):
         return sorted(rows, key=lambda row: order[row["client"]])
 
     def weights(self) -> dict[str, float]:
-        """Each client's weight as it is now."""
         weights = self.federation.server.weighting.weight.tolist()
         return dict(zip(self.federation.names, weights, strict=True))
 
@@ -157,5 +154,4 @@ class Recording(Callback):
         return {"taken": packed_counts(self.taken)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
         self.taken = unpacked_counts(state["taken"], list(self.taken), "taken")

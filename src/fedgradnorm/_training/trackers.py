@@ -106,7 +106,6 @@ def scalars(row: Row) -> Iterator[tuple[str, float]]:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """A config as texts by dotted key."""
     found: dict[str, str] = {}
     for key, value in table.items():
         nested = isinstance(value, Mapping)
@@ -251,7 +250,6 @@ def _mlflow(folder: Path, config: Mapping[str, Any]) -> Tracker:
 
 
 def _mlflow_name(text: str) -> str:
-    """A name as MLflow allows it."""
     return re.sub(r"[^\w./ -]", "_", text)[:_LONGEST]
 
 

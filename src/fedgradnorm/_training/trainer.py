@@ -386,7 +386,6 @@ class Trainer(TrainingState):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
         self.round = state["round"]
         if not isinstance(self.round, int) or not 0 <= self.round <= self.rounds:
             raise ValueError(f"round is {self.round!r:.40}")

@@ -121,7 +121,6 @@ def single_precision(pair: Split) -> Pair:
 
 
 def rows_of(pair: Split, rows: NDArray[Any]) -> Pair:
-    """Some rows of a checked split."""
     index = torch.from_numpy(rows)
     x, y = pair
     if isinstance(x, Streamed):
@@ -130,7 +129,6 @@ def rows_of(pair: Split, rows: NDArray[Any]) -> Pair:
 
 
 def with_splits(client: Client, splits: Mapping[str, tuple[Inputs, Tensor]]) -> Client:
-    """The client with some of its splits replaced."""
     new = {split: splits.get(split, getattr(client, split)) for split in SPLITS}
     return replace(client, train=new["train"], validation=new["validation"], test=new["test"])
 
@@ -143,7 +141,6 @@ def random_generator(seed: int) -> np.random.Generator:
 
 
 def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]:
-    """Whether inputs and whether targets are to be standardised."""
     regression = task.has_real_targets
     if isinstance(standardize, Mapping):
         if "target_mean" in standardize and not regression:

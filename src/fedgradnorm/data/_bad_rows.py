@@ -57,7 +57,6 @@ class BadRows(Generic[Row]):
 
     @property
     def messages(self) -> list[str]:
-        """A line for each row that was left out."""
         return list(self.reasons.values())
 
 

@@ -275,7 +275,6 @@ class Pathological(Partitioner):
         return [np.concatenate(share) for share in shares]
 
     def _held(self, part: int, classes: int, rng: np.random.Generator) -> NDArray[Any]:
-        """The classes of a part."""
         if self.assignment == "deterministic":
             return (part + np.arange(self.classes_per_part)) % classes
         if self.assignment == "random":

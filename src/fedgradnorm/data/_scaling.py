@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import ConfigError, DataError, choose
-from fedgradnorm.models._streamed.moments import Moments
 from fedgradnorm.models._streamed.rows import Streamed, pieces
 from fedgradnorm.tasks._missing import positions
 
@@ -115,13 +114,11 @@ class Scaling:
         return replace(self, input_mean=self.input_mean[index], input_std=self.input_std[index])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The tensors that are set, by field name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Scaling:
-        """The inverse of :meth:`state_dict`."""
         names = [field.name for field in fields(cls) if field.name != "learned"]
         unknown = sorted(set(state) - set(names))
         if unknown:
@@ -152,6 +149,47 @@ def moments_with_gaps(y: Tensor, name: str) -> tuple[Tensor, Tensor]:
     means, deviations = zip(*(_moments(column, name) for column in columns), strict=True)
     shape = (y.shape[1], *[1] * (y.ndim - 2))
     return torch.cat(means).reshape(shape), torch.cat(deviations).reshape(shape)
+
+
+class Moments:
+    """Count, mean, squared distance from it and range of each column; NaN counts for nothing.
+
+    Pieces are merged as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+    computing sample variances" (1979), in float64:
+
+        M = M_a + M_b + d^2 n_a n_b / (n_a + n_b),   mean = mean_a + d n_b / (n_a + n_b),
+
+    with d the distance of the two means.
+    """
+
+    def __init__(self) -> None:
+        zero = torch.zeros(1, dtype=torch.float64)
+        self.count, self.mean, self.square = zero, zero, zero
+        self.low, self.high = zero + torch.inf, zero - torch.inf
+
+    def add(self, values: Tensor) -> None:
+        wide = values.detach().to("cpu", torch.float64)
+        there = ~wide.isnan()
+        count = there.sum(dim=0).double()
+        mean = wide.nansum(dim=0) / count.clamp_min(1)
+        square = (wide - mean).square().nansum(dim=0)
+        total = self.count + count
+        apart, share = mean - self.mean, count / total.clamp_min(1)
+        self.square = self.square + square + apart.square() * self.count * share
+        self.mean = self.mean + apart * share
+        self.count = total
+        self.low = torch.minimum(self.low, wide.nan_to_num(nan=torch.inf).amin(dim=0))
+        self.high = torch.maximum(self.high, wide.nan_to_num(nan=-torch.inf).amax(dim=0))
+
+    def shaped(self, more: list[int]) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, with more axes behind the columns."""
+        return self.mean.reshape(-1, *more), self.deviation().reshape(-1, *more)
+
+    def deviation(self) -> Tensor:
+        """The standard deviation of each column; 1 for one that is constant."""
+        found = (self.square / self.count.clamp_min(1)).sqrt()
+        constant = (self.low == self.high) | (found == 0) | (self.count == 0)
+        return torch.where(constant, torch.ones_like(found), found)
 
 
 def _streamed_moments(x: Streamed, y: Any, inputs: bool, targets: bool) -> tuple[_Pair, _Pair]:

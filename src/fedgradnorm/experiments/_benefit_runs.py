@@ -73,7 +73,6 @@ def benefit(
 
 
 def benefit_folder(config: Config) -> Path:
-    """Where the runs of both kinds lie."""
     return output_folder(config) / f"{config.name}-benefit"
 
 

@@ -104,7 +104,6 @@ def _trial(config: Config, entry: Entry, seed: int, point: Point, parent: Path) 
 
 
 def run_name(label: str, seed: int, point: Point) -> str:
-    """The folder's name of a run."""
     name = file_name("-".join(filter(None, (label, point_name(point), f"seed{seed}"))))
     if len(name.encode()) > LONGEST:
         raise ConfigError(
@@ -312,7 +311,6 @@ def _run(number: int, table: dict[str, Any], allow: Sequence[str], folder: Path)
 
 
 def _threads(jobs: int) -> int:
-    """Cores for each of so many processes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, (cores or 1) // jobs)
 
@@ -395,7 +393,6 @@ def compare(
 
 
 def compare_folder(config: Config) -> Path:
-    """Where the runs of a comparison lie."""
     return output_folder(config) / f"{config.name}-compare"
 
 

@@ -28,17 +28,14 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """The entry as it is written."""
         return " ".join(filter(None, (self.method, own_name(self.own))))
 
     @property
     def needs_a_run(self) -> bool:
-        """Whether the method starts from another run's folder."""
         return "folder" in find_method(self.method).options()
 
 
 def own_name(own: Mapping[str, Any]) -> str:
-    """Settings as they are written after a method's name."""
     return " ".join(f"{key}={value}" for key, value in own.items())
 
 

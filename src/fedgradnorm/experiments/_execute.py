@@ -43,7 +43,6 @@ class LoadedData:
 
 
 def load_data(config: Config, progress: DataProgress | None = None) -> LoadedData:
-    """Load the clients of a config."""
     with _collected_log() as handler:
         return LoadedData(clients_of(config, progress), handler.lines, handler.dropped)
 

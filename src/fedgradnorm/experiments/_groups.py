@@ -75,7 +75,6 @@ def data_facts(facts: Facts) -> Facts:
 
 
 def is_scale(name: str) -> bool:
-    """Whether the fact is a factor on a loss."""
     return name == LOSS_SCALE or name.startswith(f"{LOSS_SCALE}.")
 
 
@@ -223,7 +222,6 @@ class Group:
 
     @property
     def point(self) -> dict[str, Any]:
-        """Where a sweep put it."""
         return self.whole[0].part("point")
 
     @property

@@ -42,12 +42,10 @@ class Estimate:
 
     @property
     def low(self) -> float:
-        """The lower end of the interval."""
         return self.mean - self.half
 
     @property
     def high(self) -> float:
-        """The upper end of the interval."""
         return self.mean + self.half
 
 

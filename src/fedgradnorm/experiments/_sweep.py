@@ -90,7 +90,6 @@ def value_name(point: Mapping[str, Any]) -> str:
 
 
 def file_name(text: str) -> str:
-    """``text`` as a part of a file's name."""
     return re.sub(r"[^\w.=+-]+", "-", text)
 
 

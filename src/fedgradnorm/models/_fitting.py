@@ -229,7 +229,6 @@ class Stemmed(nn.Module):
         self.stem, self.network = stem, network
 
     def forward(self, *positional: Tensor, **named: Tensor) -> Tensor:
-        """One after the other."""
         between = self.stem(*positional, **named)
         keywords = isinstance(between, Mapping)
         output: Tensor = self.network(**between) if keywords else self.network(between)

@@ -59,12 +59,10 @@ class FlatNetwork:
                 parameter.data = vector[self.slices[name]].view_as(parameter)
 
     def buffers(self) -> dict[str, Tensor]:
-        """A copy of the network's buffers, by name."""
         return {name: b.detach().clone() for name, b in self.module.named_buffers()}
 
 
 def require_gpu(device: torch.device) -> None:
-    """A ConfigError if bf16 products are asked for on a CPU."""
     if device.type == "cpu":
         raise ConfigError("precision = 'bf16' needs a GPU; use 'float32'")
 

@@ -55,7 +55,6 @@ def _leaf(where: str, values: Any, name: str) -> Tensor:
 
 
 def form_words(form: list[int] | dict[str, Any]) -> str:
-    """The form of a row, as messages show it."""
     return str(tuple(form)) if isinstance(form, list) else str(form)
 
 
@@ -156,7 +155,6 @@ def _misfit(
     dtype: torch.dtype,
     columns: Sequence[str] | None,
 ) -> DataError:
-    """The error for the value at this place."""
     value, kind = values[tuple(place)].item(), str(dtype).removeprefix("torch.")
     column = f" (column {columns[place[1]]!r})" if columns and len(place) == 2 else ""
     if values.is_floating_point():

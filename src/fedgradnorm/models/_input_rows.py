@@ -47,7 +47,6 @@ class Composite(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the numbers are."""
         return next(iter(self.leaves().values())).device
 
 
@@ -67,11 +66,9 @@ class Fields(Composite):
         return Fields({name: part[rows] for name, part in self.fields.items()})
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Fields:
-        """All fields there."""
         return Fields({name: _moved(part, device, dtype) for name, part in self.fields.items()})
 
     def leaves(self) -> dict[str, Tensor]:
-        """The fields' numbers."""
         return {
             f"{name}{'.' * bool(key)}{key}": leaf
             for name, part in self.fields.items()
@@ -79,7 +76,6 @@ class Fields(Composite):
         }
 
     def form(self) -> dict[str, Any]:
-        """The form of each field."""
         return {name: row_form(part) for name, part in self.fields.items()}
 
     def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -112,7 +108,6 @@ class Sequences(Composite):
         return Sequences([self.rows[row] for row in numbers.tolist()])
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Sequences:
-        """All rows there, in one piece of memory."""
         whole = _moved(torch.cat(self.rows), device, dtype)
         assert isinstance(whole, Tensor)
         return Sequences(whole.split([len(row) for row in self.rows]))
@@ -126,7 +121,6 @@ class Sequences(Composite):
         return torch.tensor([len(row) for row in self.rows])
 
     def form(self) -> dict[str, Any]:
-        """The shape of one step."""
         return {"step": list(self.rows[0].shape[1:])}
 
     def padded(self) -> tuple[Tensor, Tensor]:
@@ -157,7 +151,6 @@ class Padded(Composite):
         return Padded({name: part[rows] for name, part in self.parts.items()}, self.mask[rows])
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Padded:
-        """All parts there."""
         return Padded(
             {
                 name: part.to(device, dtype) if part.is_floating_point() else part.to(device)
@@ -167,11 +160,9 @@ class Padded(Composite):
         )
 
     def leaves(self) -> dict[str, Tensor]:
-        """The parts and the mask."""
         return {**self.parts, "mask": self.mask}
 
     def form(self) -> dict[str, Any]:
-        """The shape of one step of each."""
         return {name: {"step": list(part.shape[2:])} for name, part in self.parts.items()}
 
     def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -230,7 +221,6 @@ def call(network: nn.Module, x: Inputs) -> Tensor:
 
 
 def call_arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """What a network is called with."""
     return ((x,), {}) if isinstance(x, Tensor) else x.arguments()
 
 
@@ -245,7 +235,6 @@ def row_form(x: Inputs) -> list[int] | dict[str, Any]:
 
 
 def has_sequences(x: Inputs) -> bool:
-    """Whether any part of the inputs is padded."""
     parts = x.fields.values() if isinstance(x, Fields) else [x]
     return any(isinstance(part, Sequences) for part in parts)
 
@@ -264,7 +253,6 @@ def concatenated(parts: Sequence[Inputs]) -> Inputs:
 
 
 def in_chunks(x: Inputs, rows: int) -> Iterator[Inputs]:
-    """The rows, so many at a time."""
     return (x[start : start + rows] for start in range(0, len(x), rows))
 
 

@@ -76,7 +76,6 @@ def mlp(widths: Sequence[int], inputs: int, activation: type[nn.Module] = nn.ReL
 
 
 def linear_of(weight: Tensor, bias: Tensor) -> nn.Linear:
-    """A linear layer with these parameters, which are not copied."""
     outputs, features = weight.shape
     layer = nn.Linear(features, outputs, device="meta")
     layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from fedgradnorm._errors import ModelError
+from fedgradnorm._errors import ModelError, did_you_mean
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import trainable_parameters
 from fedgradnorm.models._input_rows import Inputs, call
@@ -44,8 +43,7 @@ def parameters_of(network: nn.Module, parts: Sequence[str], what: str) -> tuple[
         names = [n for n in trainable if _within(n, part)]
         if not names:
             layers = list(dict.fromkeys(n.rpartition(".")[0] for n in trainable))
-            near = difflib.get_close_matches(part, layers + trainable, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(part, layers + trainable, 0.6)
             if what == NORM_LAYER and any(
                 _within(n, part) for n in dict(network.named_parameters())
             ):
@@ -59,7 +57,6 @@ def parameters_of(network: nn.Module, parts: Sequence[str], what: str) -> tuple[
 
 
 def _within(name: str, part: str) -> bool:
-    """Whether a parameter is this one, or in this layer."""
     return name == part or name.startswith(f"{part}.")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from torch import Tensor
@@ -17,22 +17,12 @@ from fedgradnorm.tasks._positions import Shape, outputs_first
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from fedgradnorm._runs.trained import TrainedClient
+
 Answer = Literal["class", "label", "probability", "output"]
 
 
-class Answering(Protocol):
-    """What is needed of a trained client."""
-
-    scaling: Any
-    labels: tuple[str, ...] | None
-    shape: Shape
-
-    @property
-    def form(self) -> Kind:
-        """What answers for the kind of its task."""
-
-
-def asked_for(name: str, client: Answering, kind: Answer | None, outputs: bool) -> Answer:
+def asked_for(name: str, client: TrainedClient, kind: Answer | None, outputs: bool) -> Answer:
     """What ``predict`` is to give; a ConfigError where the client has no such thing."""
     real = client.form.real
     if kind is None:
@@ -51,7 +41,7 @@ def asked_for(name: str, client: Answering, kind: Answer | None, outputs: bool) 
     return kind
 
 
-def answered(client: Answering, output: Tensor, wanted: Answer) -> Tensor | NDArray[Any]:
+def answered(client: TrainedClient, output: Tensor, wanted: Answer) -> Tensor | NDArray[Any]:
     """The outputs as they were asked for; those with a shape are [rows, numbers, *shape], and
     classes [rows, *shape].
     """
@@ -71,7 +61,7 @@ def answered(client: Answering, output: Tensor, wanted: Answer) -> Tensor | NDAr
     return named.reshape(rows, *client.shape) if client.shape else named
 
 
-def in_target_units(client: Answering, output: Tensor) -> Tensor:
+def in_target_units(client: TrainedClient, output: Tensor) -> Tensor:
     """The outputs of a head, in the units of the targets."""
     output = _outputs_first(output, client.shape)
     if client.scaling is None:

@@ -155,6 +155,5 @@ def log_odds(y: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def percent(names: Sequence[str] | None, shares: Sequence[float]) -> str:
-    """Each name with its share."""
     named = names or tuple(map(str, range(len(shares))))
     return ", ".join(f"{n} {100 * s:.1f}%" for n, s in zip(named, shares, strict=True))

@@ -47,15 +47,12 @@ class Classification(Kind):
     options: ClassVar[tuple[str, ...]] = ("classes", "labels", "class_weights")
 
     def classes(self, outputs: int) -> int | None:
-        """One for each output."""
         return outputs
 
     def target(self, where: str, y: Tensor, outputs: int) -> Tensor:
-        """A class number a row."""
         return class_numbers(where, y, self.classes(outputs) or 0)
 
     def answer(self, output: Tensor) -> Tensor:
-        """The class with the largest output."""
         return output.argmax(dim=1)
 
     def probability(self, output: Tensor) -> Tensor:
@@ -72,7 +69,6 @@ class Classification(Kind):
         return (seen / seen.sum()).log()
 
     def baselines(self, y: Tensor, outputs: int) -> Tensor | None:
-        """A row of logarithms for each client."""
         if type(self).baseline is not Classification.baseline:  # a kind of classes with another one
             return None
         seen = torch.ones(len(y), outputs, dtype=torch.float64)
@@ -80,15 +76,12 @@ class Classification(Kind):
         return (seen / seen.sum(dim=1, keepdim=True)).log()
 
     def words(self, outputs: int) -> str:
-        """So many classes."""
         return f"{self.classes(outputs)} classes"
 
     def right(self, output: Tensor, target: Tensor) -> Tensor | None:
-        """1 or 0."""
         return matches(self.answer(output), target)
 
     def shares(self, y: Tensor, outputs: int, names: Sequence[str] | None) -> str:
-        """How frequent each class is."""
         counts = y.bincount(minlength=self.classes(outputs) or 0).tolist()
         return percent(names, [count / len(y) for count in counts])
 
@@ -104,11 +97,9 @@ class Binary(Classification):
     options = ("labels", "pos_weight", "positive", "above")
 
     def classes(self, outputs: int) -> int | None:  # noqa: ARG002
-        """0 and 1."""
         return 2
 
     def answer(self, output: Tensor) -> Tensor:
-        """1 where it is more likely than 0."""
         return (output[:, 0] > 0).to(torch.int64)
 
     def probability(self, output: Tensor) -> Tensor:
@@ -116,7 +107,6 @@ class Binary(Classification):
         return output[:, 0].sigmoid()
 
     def baseline(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:
-        """The log odds of a 1."""
         return log_odds(y.reshape(-1, outputs), weights)
 
 
@@ -130,7 +120,6 @@ class Multilabel(Kind):
     family, options = "multilabel", ("pos_weight",)
 
     def target(self, where: str, y: Tensor, outputs: int) -> Tensor:
-        """A row of zeros and ones for each row."""
         rows = numbers(where, y, outputs)
         wrong = (rows != 0) & (rows != 1) & known(rows)
         if wrong.any():
@@ -141,7 +130,6 @@ class Multilabel(Kind):
         return rows
 
     def answer(self, output: Tensor) -> Tensor:
-        """1 for each label that is more likely than not."""
         return (output > 0).to(torch.int64)
 
     def probability(self, output: Tensor) -> Tensor:
@@ -149,19 +137,15 @@ class Multilabel(Kind):
         return output.sigmoid()
 
     def baseline(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
-        """Each label's log odds."""
         return log_odds(y, weights)
 
     def words(self, outputs: int) -> str:
-        """So many labels."""
         return "1 label" if outputs == 1 else f"{outputs} labels"
 
     def right(self, output: Tensor, target: Tensor) -> Tensor | None:
-        """The share of the labels."""
         return matches(self.answer(output), target)
 
     def shares(self, y: Tensor, outputs: int, names: Sequence[str] | None) -> str:  # noqa: ARG002
-        """How often each label is 1."""
         return percent(names, y.double().nanmean(dim=0).tolist())
 
 
@@ -174,11 +158,9 @@ class Regression(Kind):
     real, family = True, "numbers"
 
     def baseline(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
-        """The mean."""
         return y.double().nanmean(dim=0) if has_gaps(y) else y.double().mean(dim=0)
 
     def baselines(self, y: Tensor, outputs: int) -> Tensor | None:  # noqa: ARG002
-        """Each client's mean."""
         return y.double().mean(dim=1) if type(self).baseline is Regression.baseline else None
 
 
@@ -195,7 +177,6 @@ class Ordinal(Classification):
     least, options = 1, ("classes", "labels")
 
     def classes(self, outputs: int) -> int | None:
-        """One more than there are thresholds."""
         return outputs + 1
 
     def answer(self, output: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy of each row."""
     return F.cross_entropy(output, target, reduction="none")
 
 
@@ -127,7 +126,6 @@ class ModuleLoss:
         self._placed: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        """The module's own answer."""
         place = output.device, output.dtype
         if place not in self._placed:
             self._placed[place] = copy.deepcopy(self._given).to(*place)

@@ -145,7 +145,6 @@ class Named:
     kinds: tuple[str, ...] = ()
 
     def fits(self, kind: Kind) -> bool:
-        """Whether a task of this kind can have it."""
         if self.function is not None:
             return not self.kinds or kind.name in self.kinds
         return kind.family in self.families and kind.name in KINDS

@@ -17,7 +17,6 @@ Shape = tuple[int, ...]
 
 
 def checked_shape(shape: object) -> Shape:
-    """A shape as a tuple of sizes, or a ConfigError."""
     given = (shape,) if isinstance(shape, int) else shape
     whole = isinstance(given, Sequence) and all(
         isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in given

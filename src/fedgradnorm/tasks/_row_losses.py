@@ -51,7 +51,6 @@ class WeightedLoss(ABC):
     _placed: Places = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        """One loss per row."""
         return self.weighed(output, target, self.table(output)[None])
 
     @staticmethod
@@ -109,13 +108,11 @@ class WeightedCrossEntropy(WeightedLoss):
 
     @staticmethod
     def weighed(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
-        """One loss per row."""
         weight = table[:, 0].expand(len(output), -1).gather(1, target[:, None])[:, 0]
         return weight * F.cross_entropy(output, target, reduction="none")
 
     @staticmethod
     def single(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
-        """One number a row."""
         return WeightedCrossEntropy.weighed(output, target, table)[:, None]
 
     def counts(self, target: Tensor) -> Tensor:
@@ -124,7 +121,6 @@ class WeightedCrossEntropy(WeightedLoss):
         return torch.bincount(classes, minlength=self.classes)[None]
 
     def asked(self, counts: Tensor) -> Tensor:
-        """As given, one for each class."""
         return counts.new_tensor(self.given)[None]
 
 
@@ -136,12 +132,10 @@ class WeightedBinary(WeightedLoss):
 
     @staticmethod
     def weighed(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
-        """One loss per row: the mean over its labels."""
         return WeightedBinary.single(output, target, table).mean(dim=1)
 
     @staticmethod
     def single(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
-        """A number for each label."""
         y = target.to(output.dtype).view_as(output)
         weight = torch.where(y > 0, table[..., 1], table[..., 0])
         return weight * F.binary_cross_entropy_with_logits(output, y, reduction="none")
@@ -160,7 +154,6 @@ class WeightedBinary(WeightedLoss):
 
 
 def checked_weights(name: str, given: Any, count: int) -> Given:
-    """``given`` as weights, or a ConfigError."""
     if isinstance(given, str) and given == "balanced":
         return "balanced"
     numbers: Any = given.tolist() if hasattr(given, "tolist") else given  # an array, a tensor

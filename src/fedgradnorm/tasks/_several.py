@@ -66,7 +66,6 @@ def _split(
     tasks: Mapping[str, Task],
     pair: tuple[Inputs, Any],
 ) -> tuple[Inputs, dict[str, Tensor]]:
-    """The inputs and each task's targets of a split, as tensors."""
     where = f"client {name!r}, {split} data"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[1], Mapping):
         raise DataError(f"{where}: expected (x, targets), with a table of targets by task")

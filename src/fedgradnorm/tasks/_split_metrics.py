@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -13,18 +13,12 @@ from fedgradnorm.tasks._missing import has_gaps, labelled, positions
 from fedgradnorm.tasks._named_metrics import NamedMetric
 
 if TYPE_CHECKING:
+    from fedgradnorm._client import Scaler
     from fedgradnorm.tasks._task import Task
 
 
-class Restoring(Protocol):
-    """Turns outputs, or targets, back into the units that targets had."""
-
-    def restore_targets(self, output: Tensor) -> Tensor:
-        """The same numbers in the units of the raw targets."""
-
-
 def measured(
-    task: Task, output: Tensor, target: Tensor, scaling: Restoring | None
+    task: Task, output: Tensor, target: Tensor, scaling: Scaler | None
 ) -> dict[str, float]:
     """Every metric of a split's labelled rows; ``output`` is [rows, outputs, *shape].
 
@@ -35,7 +29,13 @@ def measured(
         output, target = scaling.restore_targets(output), scaling.restore_targets(target)
     flat = output, target
     if task.shape:
-        flat = _labelled_positions(output, target, task.form.counted)
+        # Outputs and targets of the positions that have labels, a row for each.
+        outputs = positions(output)
+        targets = target.reshape(-1) if task.form.counted else positions(target)
+        if has_gaps(targets):
+            there = labelled(targets)
+            outputs, targets = outputs[there], targets[there]
+        flat = outputs, targets.long() if task.form.counted else targets
     values: dict[str, float] = {}
     for name, metric in task.metrics.items():
         try:
@@ -48,18 +48,7 @@ def measured(
 
 
 def is_ours(metric: Metric) -> bool:
-    """Whether it is one of this library's."""
     return metric in OURS or isinstance(metric, NamedMetric)
-
-
-def _labelled_positions(output: Tensor, target: Tensor, counted: bool) -> tuple[Tensor, Tensor]:
-    """Outputs and targets of the positions that have labels, a row for each."""
-    outputs = positions(output)
-    targets = target.reshape(-1) if counted else positions(target)
-    if has_gaps(targets):
-        there = labelled(targets)
-        outputs, targets = outputs[there], targets[there]
-    return outputs, targets.long() if counted else targets
 
 
 def check_metrics(metrics: Any) -> Mapping[str, Metric]:
@@ -81,7 +70,6 @@ def check_metrics(metrics: Any) -> Mapping[str, Metric]:
 
 
 def one_number(name: str, value: Any) -> float:
-    """The value of a metric, or a ConfigError."""
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:

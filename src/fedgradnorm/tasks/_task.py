@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,15 @@ from fedgradnorm.tasks._missing import (
 from fedgradnorm.tasks._positions import Shape, checked_shape, laid_out, outputs_first
 from fedgradnorm.tasks._row_losses import WeightedLoss, by_number, by_row, own_loss_problem
 from fedgradnorm.tasks._split_metrics import (
-    Restoring,
     check_metrics,
     is_ours,
     measured,
     one_number,
     shown_kind,
 )
+
+if TYPE_CHECKING:
+    from fedgradnorm._client import Scaler
 
 Scores = dict[str, float]
 
@@ -198,7 +200,7 @@ class Task:
         """
         return self.form.baselines(y, self.outputs)
 
-    def baseline_scores(self, learned: Tensor, y: Tensor, scaling: Restoring | None) -> Scores:
+    def baseline_scores(self, learned: Tensor, y: Tensor, scaling: Scaler | None) -> Scores:
         """Loss and metrics of the answer that is the same for all rows, learned on some targets.
 
         That is the classes' shares, so the most frequent class, or the mean. Empty where a kind or
@@ -256,15 +258,11 @@ class Task:
             return loss.weighed(output, target, table)
         output = self.outputs_of(output)
         if self.has_own_loss:
-            return self._own_losses(output, target)
+            if self.gaps:
+                return by_row(self.loss_function, output, target, self.form.counted)
+            found = self.loss_function(output, target)
+            return found.flatten(1).mean(dim=1) if found.ndim > 1 else found
         return by_number(loss, output, target, table, self.form.counted)
-
-    def _own_losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """The same of a loss that is not ours, which may give a number for each position."""
-        if self.gaps:
-            return by_row(self.loss_function, output, target, self.form.counted)
-        found = self.loss_function(output, target)
-        return found.flatten(1).mean(dim=1) if found.ndim > 1 else found
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """One loss per row, or the one number that the loss gives for all of them."""
@@ -318,7 +316,7 @@ class Task:
             )
 
     def measure(
-        self, output: Tensor, target: Tensor, scaling: Restoring | None = None
+        self, output: Tensor, target: Tensor, scaling: Scaler | None = None
     ) -> dict[str, float]:
         """The loss and every metric of a split; a ConfigError names the one that fails.
 
@@ -361,7 +359,6 @@ def described_task(
 
 
 def are_numbers(labels: Sequence[str]) -> bool:
-    """Whether the names of classes are no more than their numbers."""
     return [str(label) for label in labels] == [str(number) for number in range(len(labels))]
 
 

@@ -36,12 +36,10 @@ class ByTask(Weighting):
             self._member[tasks.index(self.tasks[name]), column] = 1
 
     def weigh(self, signals: Signals) -> Tensor:
-        """Each client's task's weight."""
         weights = self.inner.update(self._of_tasks(signals))
         return self._member.T @ weights
 
     def direction(self, signals: Signals) -> Tensor | None:
-        """The inner weighting's direction, from the tasks' mean updates."""
         if type(self.inner).direction is Weighting.direction:
             return None
         return self.inner.direction(self._of_tasks(signals))
@@ -78,14 +76,11 @@ class ByTask(Weighting):
         return None if inner is None else self._member.T @ inner.to(self._member) > 0
 
     def tensors(self) -> list[Tensor]:
-        """The clients' rows and the tasks' rows."""
         return [*super().tensors(), *self.inner.tensors()]
 
     def state_dict(self) -> dict[str, Any]:
-        """The clients' weights and the inner weighting's own state."""
         return {**super().state_dict(), "tasks": self.inner.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
         super().load_state_dict(state)
         self.inner.load_state_dict(state["tasks"])

@@ -40,7 +40,6 @@ class Direction(Weighting):
         return torch.ones_like(signals.active, dtype=torch.float64)
 
     def direction(self, signals: Signals) -> Tensor | None:
-        """The direction of the server's step."""
         assert signals.gradients is not None
         active = signals.active.nonzero().flatten().tolist()
         updates = signals.gradients[sorted(active, key=lambda row: self.clients[row])].detach()

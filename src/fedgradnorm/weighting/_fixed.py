@@ -21,7 +21,6 @@ class Equal(Weighting):
     beyond_sums = ""
 
     def weigh(self, signals: Signals) -> Tensor:
-        """One for every client."""
         return torch.ones_like(signals.active, dtype=torch.float64)
 
 
@@ -32,7 +31,6 @@ class BySize(Weighting):
     beyond_sums = ""
 
     def weigh(self, signals: Signals) -> Tensor:
-        """The sizes themselves."""
         return signals.size
 
 
@@ -78,7 +76,6 @@ class Static(Weighting):
         self._given = torch.tensor([self.weights[name] for name in clients], dtype=torch.float64)
 
     def weigh(self, signals: Signals) -> Tensor:
-        """The given weights."""
         self._given = self._given.to(signals.active.device)
         return self._given
 

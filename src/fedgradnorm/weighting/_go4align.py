@@ -41,7 +41,6 @@ class GO4Align(Weighting):
         self.beta = bounded("GO4Align's beta", beta)
 
     def weigh(self, signals: Signals) -> Tensor:
-        """The mean indicator of each client's group."""
         active, share = signals.active, self.rows["log_share"]
         loss = torch.where(active, signals.loss.double(), 0)
         share -= self.beta * loss.clamp(0, LARGEST_STEP)

@@ -78,7 +78,6 @@ class GradNormSums:
         return torch.cat([only(free, before), only(free & ~new, moved), only(new, moved)])
 
     def finish(self, second_sums: Tensor, own_first_sums: Tensor | None = None) -> Tensor:
-        """The rescaled level."""
         before, known, new = second_sums
         moved = self._moved
         if own_first_sums is not None:  # replace the earlier shift by this round's
@@ -122,16 +121,13 @@ class ProportionalSums:
         return torch.cat([torch.ones_like(self._own), torch.zeros_like(self._own), self._own])
 
     def second(self, first_sums: Tensor) -> Tensor:
-        """The weight."""
         self._own = self._own * (first_sums[0] / first_sums[2])
         return self._own
 
     def finish(self, second_sums: Tensor, own_first_sums: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """The weight."""
         return self._own
 
     def coefficient(self, growth: float = 1.0) -> Tensor:  # noqa: ARG002
-        """The weight."""
         return self._own
 
     def growth(self, second_sums: Tensor) -> float:  # noqa: ARG002

@@ -143,7 +143,6 @@ RECORDS = 6  # parts besides the pieces of the array: message, records, record, 
 
 
 def wrapped(content: bytes) -> RecordDict:
-    """Our message as Flower's records."""
     array = Array(dtype="uint8", shape=(len(content),), stype=NAME, data=content)
     return RecordDict({NAME: ArrayRecord({NAME: array})})
 
@@ -484,7 +483,6 @@ class FlowerServer:
         self._heart.start()
 
     def connected(self) -> list[str]:
-        """The registered clients that are connected."""
         with self._reached():
             here = set(self._running.get_node_ids())
         return [name for name, node in self.nodes.items() if node in here]
@@ -505,7 +503,6 @@ class FlowerServer:
                     self._expected.append(Incoming(client, node, key, Limits(room), now))
 
     def collect(self, deadline: float) -> Iterator[Reply]:
-        """Replies as they come; see ``ServerTransport``."""
         expected, self._expected, self._here = self._expected, [], None
         yield from (one for one in expected if isinstance(one, Reply))
         waiting = [one for one in expected if isinstance(one, Incoming)]

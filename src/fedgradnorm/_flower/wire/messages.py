@@ -156,7 +156,6 @@ def same_names(what: str, table: Mapping[str, Any], wanted: Sequence[str]) -> No
 
 
 def text(name: str, value: Any, longest: int = 200) -> str:
-    """A text of at most ``longest`` characters."""
     if not isinstance(value, str) or len(value) > longest:
         raise Refused(f"{name}: not a text of at most {longest} characters")
     return value
@@ -170,14 +169,12 @@ def word(name: str, value: Any) -> str:
 
 
 def count(name: str, value: Any) -> int:
-    """A whole number, 0 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise Refused(f"{name}: not a whole number >= 0")
     return value
 
 
 def exactly(wanted: Any, name: str, value: Any) -> Any:
-    """Exactly this value."""
     if value != wanted or type(value) is not type(wanted):
         raise Refused(f"{name}: {str(value)[:40]!r} instead of {wanted!r}")
     return value
@@ -235,7 +232,6 @@ class Order:
     weight: float | None = None
 
     def encoded(self) -> bytes:
-        """The message."""
         names = ("kind", "run", "digest", "round", "state_round", "weight")
         facts = {name: getattr(self, name) for name in names}
         arrays = {"shared": self.shared}
@@ -303,7 +299,6 @@ class Answer:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """The answer as a message."""
     facts = {"run": answer.run, "round": answer.round, "state_round": answer.state_round}
     arrays: dict[str, Tensor] = {}
     if answer.update is not None:

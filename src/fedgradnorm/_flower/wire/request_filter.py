@@ -69,7 +69,6 @@ class RequestFilter:
             await send({"type": "http.response.body", "body": f"{error}".encode()})
 
     def is_operator(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether the request shows the secret."""
         return hmac.compare_digest(headers.get(HEADER.encode(), b""), self.secret)
 
     def check_head(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
@@ -125,7 +124,6 @@ class ShortConnection(H11Protocol):
     _cut: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Start the timer."""
         super().connection_made(transport)
         self._count()
 
@@ -137,7 +135,6 @@ class ShortConnection(H11Protocol):
         self._count()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
         self._stop()
         super().connection_lost(exc)
 

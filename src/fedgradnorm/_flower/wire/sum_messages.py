@@ -58,7 +58,6 @@ class SumOrder:
     clients: int = 0
 
     def encoded(self) -> bytes:
-        """The message."""
         names = ("run", "digest", "round", "state_round")
         facts = {name: getattr(self, name) for name in names}
         arrays = {} if self.shared is None else {"shared": self.shared}
@@ -99,7 +98,6 @@ def decode_sum_order(content: bytes, shared: Tensor) -> SumOrder:
 
 
 def encode_sum_answer(answer: SumAnswer) -> bytes:
-    """The answer as a message."""
     facts = {"run": answer.run, "round": answer.round, "state_round": answer.state_round}
     arrays = {} if answer.masked is None else {MASKED: answer.masked}
     return encode({**facts, "gives": dict(answer.gives)}, arrays)

@@ -92,7 +92,6 @@ class Exchange:
         self.ordered: dict[str, int] = {}  # bytes of the last order
 
     def online(self) -> list[str]:
-        """The clients that are connected."""
         return self.transport.connected()
 
     def ask(self, orders: Mapping[str, Asking], seconds: float) -> dict[str, Content]:
@@ -143,11 +142,9 @@ class InMemory:
         self._orders: dict[str, tuple[bytes, int]] = {}
 
     def connected(self) -> list[str]:
-        """All of them."""
         return list(self.clients)
 
     def send(self, client: str, message: bytes, room: int, seconds: float) -> None:  # noqa: ARG002
-        """Keep the order for :meth:`collect`."""
         self._orders[client] = message, room
 
     def collect(self, deadline: float) -> Iterator[Reply]:  # noqa: ARG002

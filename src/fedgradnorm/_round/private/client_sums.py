@@ -102,11 +102,9 @@ class ClientSums:
         return self.weighting.weight
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart."""
         return {"log_level": self.log_level.tolist(), "started": self.started.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
         self.log_level = torch.tensor(state["log_level"], dtype=torch.float64)
         self.started = torch.tensor(state["started"], dtype=torch.bool)
 

@@ -112,7 +112,6 @@ class PrivateClient:
         return math.sqrt(max(measured**2 - numbers * variance, floor))
 
     def source(self, round_number: int) -> Noise:
-        """The source of this round's batches and noise."""
         return self._source.of(round_number)
 
 

@@ -82,7 +82,6 @@ class Start:
         return {"fingerprint": self.fingerprint, "heads": self.known}
 
     def announce(self) -> None:
-        """Say what is taken over."""
         fresh = [client.name for client in self.clients if client.name not in self.known]
         log.info(
             "start: network of run %s; heads taken over for %s; fresh heads for %s",

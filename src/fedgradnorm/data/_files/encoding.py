@@ -158,14 +158,12 @@ class NumberColumn(Column):
     kind: ClassVar[str] = "number"
 
     def code(self, cell: Any) -> float:
-        """The number."""
         value = number_of(cell)
         if abs(value) <= LARGEST:
             return value
         raise ValueError("not a number" if math.isnan(value) else "too large")
 
     def read(self, cells: Any) -> NDArray[Any]:
-        """The numbers."""
         values = numbers_of(cells)
         return np.where(usable(values), values, np.nan)
 
@@ -177,7 +175,6 @@ class NumberColumn(Column):
         return torch.where(gap[:, None], 0.0, circle(filled, self.period))
 
     def parts(self) -> list[str]:
-        """Its own name, or with sin and cos."""
         return [self.name] if self.period is None else [f"{self.name} sin", f"{self.name} cos"]
 
 
@@ -197,7 +194,6 @@ class CategoryColumn(Column):
         return LabelMap.listed(self.categories, f"categories of {self.name!r}", least=1)
 
     def code(self, cell: Any) -> float:
-        """Its place in the list."""
         found = self._map.codes([str(cell).strip()])[0]
         return UNKNOWN if found is None else float(found)
 
@@ -206,17 +202,14 @@ class CategoryColumn(Column):
         return np.array(each(text_of, cells_of(cells)), dtype=object)
 
     def coded(self, read: NDArray[Any]) -> Codes:
-        """The place of each text in the list."""
         places = {text: self.code(text) if text else math.nan for text in set(read.tolist())}
         return np.array([places[text] for text in read.tolist()], dtype=np.float64)
 
     def values(self, code: Tensor, gap: Tensor) -> Tensor:  # noqa: ARG002
-        """One for each category."""
         places = torch.arange(len(self.categories), device=code.device, dtype=code.dtype)
         return (code[:, None] == places).to(code.dtype)
 
     def parts(self) -> list[str]:
-        """The column's name with that of the category."""
         return [f"{self.name}={category}" for category in self.categories]
 
 
@@ -231,7 +224,6 @@ class DateColumn(Column):
     kind: ClassVar[str] = "date"
 
     def code(self, cell: Any) -> float:
-        """Seconds since 1970."""
         try:
             return seconds(cell, self.form)
         except (ValueError, TypeError, OverflowError, AttributeError):
@@ -248,7 +240,6 @@ class DateColumn(Column):
         return torch.cat(found, dim=1)
 
     def parts(self) -> list[str]:
-        """The column's name with that of the part."""
         return [
             f"{self.name} {name}{end}"
             for name in self.shown_parts
@@ -264,7 +255,6 @@ class IdColumn(Column):
     fillable: ClassVar[bool] = False
 
     def code(self, cell: Any) -> float:
-        """The number."""
         value = number_of(cell)
         if value >= 0 and value.is_integer() and value <= LARGEST_ID:
             return value
@@ -375,11 +365,9 @@ class Encoding:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What the numbers of an encoded row are called."""
         return tuple(name for column in self.columns for name in column.names())
 
     def in_order(self, features: Sequence[str]) -> Encoding:
-        """The encoding whose features are in this order."""
         place = {name: k for k, name in enumerate(features)}
         columns = sorted(self.columns, key=lambda c: place[c.names()[0]])
         found = Encoding(tuple(columns), self.learned)
@@ -388,7 +376,6 @@ class Encoding:
         return found
 
     def categories(self) -> dict[str, tuple[str, ...]]:
-        """The categories of columns that have some."""
         return {c.name: c.categories for c in self.columns if isinstance(c, CategoryColumn)}
 
     def encode(self, codes: Tensor) -> Tensor:

@@ -149,7 +149,6 @@ class ColumnPlan:
         return self == ColumnPlan()
 
     def named(self) -> set[str]:
-        """The columns that an option names."""
         gaps = set() if isinstance(self.missing, str) else set(self.missing)
         return {*self.categories, *self.dates, *self.cyclic, *self.without, *self.ids} | gaps
 
@@ -180,7 +179,6 @@ class ColumnPlan:
         return NumberColumn(name, gaps, absent, self.cyclic.get(name), group=group)
 
     def learned(self, rows: pd.DataFrame, source: str) -> Encoding:
-        """The encoding, from what was read of the training rows."""
         found = []
         for name in rows:
             column, read = self._column(name), rows[name].to_numpy()
@@ -202,7 +200,6 @@ class ColumnPlan:
 
 
 def names(columns: str | Sequence[str]) -> tuple[str, ...]:
-    """A name or several as a tuple."""
     return (columns,) if isinstance(columns, str) else tuple(columns)
 
 

@@ -120,7 +120,6 @@ class Reader:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The target columns of all tasks."""
         every = (column for target in self.targets.values() for column in target.columns)
         return tuple(dict.fromkeys(every))
 

@@ -8,7 +8,6 @@ columns; nothing is guessed here.
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ import pandas as pd
 
 from fedgradnorm._checks import one_of
 from fedgradnorm._columns import is_frame
-from fedgradnorm._errors import DataError
+from fedgradnorm._errors import DataError, did_you_mean
 from fedgradnorm._extras import needed
 from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
@@ -51,11 +50,9 @@ class Places:
     bad: BadRows[int]
 
     def report(self, index: int, why: str, way_out: str = "") -> None:
-        """Report the row at position ``index`` as one that cannot be used."""
         self.bad.add(self.numbers[index], why, self.name(index), way_out)
 
     def name(self, index: int) -> str:
-        """The row at position ``index``, for a message."""
         row = f"data row {self.numbers[index]}"
         return row if self.lines is None else f"{row} (line {self.lines[index]})"
 
@@ -64,12 +61,10 @@ class Places:
         return f"{self.bad.source}, {self.name(index)}"
 
     def good(self) -> NDArray[np.int64]:
-        """Positions of the rows that can be used."""
         kept = ~np.isin(np.asarray(self.numbers), list(self.bad.reasons))
         return np.flatnonzero(kept).astype(np.int64)
 
     def at(self, index: Sequence[int]) -> Places:
-        """Some of the rows."""
         lines = None if self.lines is None else [self.lines[i] for i in index]
         return Places([self.numbers[i] for i in index], lines, self.bad)
 
@@ -93,18 +88,15 @@ class FileRows:
     inputs: tuple[str, ...] | None = None
 
     def inputs_at(self, index: NDArray[np.int64]) -> Any:
-        """The inputs of some rows."""
         if isinstance(self.x, Streamed):  # of which none is read here
             return Streamed(self.x.feed.subset(index))
         return self.x.iloc[index] if isinstance(self.x, pd.DataFrame) else self.x[index]
 
     def good(self) -> NDArray[np.int64]:
-        """Positions of the rows that can be used."""
         return self.places.good()
 
 
 def array_places(size: int, bad: BadRows[int]) -> Places:
-    """The rows of an array."""
     return Places(range(1, size + 1), None, bad)
 
 
@@ -161,8 +153,7 @@ def usable(values: NDArray[Any]) -> NDArray[np.bool_]:
 def missing_name(source: str, what: str, name: str, names: Iterable[str]) -> DataError:
     """The error for a column or key that a file does not have, with the nearest that it has."""
     known = list(names)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, known, 0.5)
     listed = ", ".join(map(repr, known[:10])) + (", ..." if len(known) > 10 else "")
     return DataError(f"{source}: no {what} {name!r}{hint} (it has: {listed or 'none'})")
 
@@ -201,7 +192,6 @@ class Form:
             one_of("format", self.format, tuple(FORMATS))
 
     def suffix(self, path: Any) -> str:
-        """The ending that decides how a file is read."""
         if self.format is not None:
             return FORMATS[self.format]
         return path.suffix.lower() if isinstance(path, Path) else ""
@@ -255,7 +245,6 @@ def read_table(
 
 
 def _read(path: Any, columns: Sequence[str] | None, bad: BadRows[int], form: Form) -> Cells:
-    """All rows of the file, with its gaps as gaps."""
     if is_frame(path):
         cells = frame_cells(path, columns, bad)
     elif form.suffix(path) in PARQUET:
@@ -400,7 +389,6 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _archive(path: Path) -> Path | None:
-    """The archive that a path leads into."""
     return next((p for p in path.parents if p.suffix.lower() == ".zip" and is_file(p)), None)
 
 

@@ -219,7 +219,6 @@ def parse_key(text: str) -> Key:
 
 
 def _fields(text: str) -> list[str] | None:
-    """The four fields as text, or None."""
     text = text.strip()
     if len(text) > LONGEST:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from fedgradnorm._checks import shortened, shown
-from fedgradnorm._errors import ConfigError
+from fedgradnorm._errors import ConfigError, did_you_mean
 from fedgradnorm._methods import METHODS
 from fedgradnorm._round.settings import ELSEWHERE, FIELDS, SWITCHES, key_of
 
@@ -36,14 +35,12 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     if key in SWITCHES:
         wishes = ["true, false or a table of its settings"]
     value = first["input"]
-    near = _near(value, wishes)
+    near = did_you_mean(value, re.findall(r"'([^']*)'", " ".join(wishes)))
     return f"{key} = {shown(value, 200)} should be {' or '.join(wishes)}{near}"
 
 
 def _unknown(key: str, name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown key {key!r}{hint} (one of: {', '.join(names)})"
+    return f"unknown key {key!r}{did_you_mean(name, names)} (one of: {', '.join(names)})"
 
 
 def _tables_with(name: str, model: type[BaseModel]) -> list[str]:
@@ -83,12 +80,6 @@ def _wish(finding: Mapping[str, Any]) -> str:
     text = re.sub(r"^String should match pattern", "a text like", text)
     text = text.replace("a valid dictionary", "a table")
     return re.sub(r" or (an? )?(object to extract|instance of).*", "", text)
-
-
-def _near(value: Any, wishes: list[str]) -> str:
-    allowed = re.findall(r"'([^']*)'", " ".join(wishes))
-    near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.4)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @contextmanager

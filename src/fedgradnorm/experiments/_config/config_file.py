@@ -141,7 +141,7 @@ class _Nullable(Strict):
         if not isinstance(data, dict):
             return data
         read: dict[str, Any] = {
-            key: ({} if data[key] else None) for key in SWITCHES if _is_switch(data.get(key))
+            key: ({} if data[key] else None) for key in SWITCHES if isinstance(data.get(key), bool)
         }
         hints = {key: field.annotation for key, field in cls.model_fields.items()}
         return {
@@ -153,10 +153,6 @@ class _Nullable(Strict):
 def _unsaid(method: Method, name: str) -> tuple[Any, Any]:
     """The values that a config need not say: the method's own, and the default that means it."""
     return method.settings[name], FIELDS[name].default
-
-
-def _is_switch(value: object) -> bool:
-    return isinstance(value, bool)
 
 
 def _declared(kind: type, names: Iterable[str]) -> dict[str, Any]:

@@ -148,7 +148,12 @@ def find_factory(name: str, allow: Collection[str]) -> Callable[..., Any]:
     place, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*place.split("."), attribute)):
         raise ConfigError(f"network {name!r} is not package.module:factory")
-    _check_allowed(name, place, allow)
+    if place not in _allowed(allow):
+        raise ConfigError(
+            f"network {name!r} is a program, and module {place!r} is not allowed here; if you "
+            f"trust it, allow it with --allow-module {place}, with {VARIABLE}={place} in the "
+            f"environment, or with load_config(..., allow=[{place!r}])"
+        )
     module = _imported(f"network {name!r}", place)
     known = vars(module).items()
     factories: dict[str, Callable[..., Any]] = {k: v for k, v in known if _is_factory(v, place)}
@@ -184,15 +189,6 @@ def _module_names(imports: Any) -> list[str]:
 
 def _allowed(allow: Collection[str]) -> set[str]:
     return {word.strip() for word in os.environ.get(VARIABLE, "").split(",")}.union(allow)
-
-
-def _check_allowed(name: str, place: str, allow: Collection[str]) -> None:
-    if place not in _allowed(allow):
-        raise ConfigError(
-            f"network {name!r} is a program, and module {place!r} is not allowed here; if you "
-            f"trust it, allow it with --allow-module {place}, with {VARIABLE}={place} in the "
-            f"environment, or with load_config(..., allow=[{place!r}])"
-        )
 
 
 def _imported(what: str, place: str) -> ModuleType:

@@ -32,7 +32,6 @@ REAL_SIGNALS = "RadComDynamic.hdf5"
 
 
 def shipped() -> dict[str, Path]:
-    """The configs in the package, by name."""
     return {path.stem: path for path in sorted(CONFIGS.glob("*.toml"))}
 
 

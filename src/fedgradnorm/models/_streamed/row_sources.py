@@ -63,7 +63,6 @@ class ArraySource(Source):
         self._array, self.name = array, name
 
     def array(self) -> Any:
-        """What is indexed."""
         return self._array
 
     def __len__(self) -> int:
@@ -98,7 +97,6 @@ class TableSource(ArraySource):
         return f"{self.name}, data row {row + 1}"
 
     def part(self, name: str, at: list[int]) -> str:
-        """The column."""
         return f"column {self.columns[at[0]]!r}" if name == "x" and at else super().part(name, at)
 
 
@@ -233,7 +231,6 @@ class FieldsSource(Source):
         return len(next(iter(self.fields.values())))
 
     def read(self, rows: Rows) -> tuple[Any, Any]:
-        """A table of arrays."""
         return {name: part.read(rows)[0] for name, part in self.fields.items()}, None
 
 
@@ -252,11 +249,9 @@ class DatasetSource(Source):
         return len(self.dataset)
 
     def place(self, row: int) -> str:
-        """The item's number."""
         return f"{self.name}, item {row}"
 
     def read(self, rows: Rows) -> tuple[Any, Any]:
-        """The items, stacked."""
         items = self._items(rows)
         for row, item in zip(rows.tolist(), items, strict=True):
             if self.pairs is not (isinstance(item, (tuple, list)) and len(item) == 2):
@@ -332,6 +327,5 @@ def as_source(x: Any) -> Source | None:
 
 
 def is_hdf5(x: Any) -> bool:
-    """Whether this is an open dataset of an HDF5 file."""
     kind = type(x)
     return kind.__module__.startswith("h5py.") and kind.__name__ == "Dataset"

@@ -20,7 +20,6 @@ SAMPLED = 256  # rows that tell whether data is the same as before
 
 
 def numbers_of(rows: Any, size: int) -> NDArray[np.int64]:
-    """Row numbers of a slice, or of a tensor of numbers."""
     if isinstance(rows, slice):
         return np.arange(*rows.indices(size), dtype=np.int64)
     found = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
@@ -62,7 +61,6 @@ class Streamed(Composite):
 
     @property
     def first(self) -> Inputs:
-        """The first row, which says what rows look like."""
         if self._first is None:
             self._first = self[:1]
         return self._first
@@ -72,7 +70,6 @@ class Streamed(Composite):
         return leaves(self.first)
 
     def form(self) -> Any:
-        """What a row looks like."""
         return row_form(self.first)
 
     def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -81,12 +78,10 @@ class Streamed(Composite):
 
     @property
     def numbers(self) -> int:
-        """Numbers in a row."""
         return sum(leaf.numel() for leaf in self.leaves().values())
 
     @property
     def device(self) -> torch.device:
-        """Where a batch goes."""
         return next(iter(self.leaves().values())).device
 
 

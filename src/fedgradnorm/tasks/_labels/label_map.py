@@ -123,7 +123,6 @@ class LabelMap:
         return replace(self, names=(*(name for name in self.names if name != last), last))
 
     def _key(self, label: str) -> str:
-        """How a label is written in ``names``."""
         value = _value(label) if self.numeric else None
         return label if value is None else _name(value)
 
