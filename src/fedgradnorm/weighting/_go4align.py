@@ -12,6 +12,7 @@ from fedgradnorm._checks import bounded, whole
 from fedgradnorm.weighting._base import SMALLEST, Needs, Signals, Weighting, from_log, safe_log
 
 LARGEST_STEP = 1e12
+LONGEST_SEARCH = 300  # passes of K-means, which on a GPU may add in another order each time
 
 
 class GO4Align(Weighting):
@@ -60,11 +61,12 @@ def group_means(values: Tensor, groups: int) -> Tensor:
     places = (torch.arange(count, dtype=values.dtype) + 0.5) / count
     centers = torch.quantile(values, places.to(values.device))
     group = torch.full_like(values, -1, dtype=torch.long)
-    while True:
+    for _ in range(LONGEST_SEARCH):
         nearest = (values[:, None] - centers).abs().argmin(1)
         if torch.equal(nearest, group):
-            return centers[group]
+            break
         group = nearest
         members = torch.zeros_like(centers).index_add_(0, group, torch.ones_like(values))
         sums = torch.zeros_like(centers).index_add_(0, group, values)
         centers = torch.where(members > 0, sums / members.clamp_min(1), centers)
+    return centers[group]

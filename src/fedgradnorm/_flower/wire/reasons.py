@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 
 import httpx
@@ -45,7 +46,7 @@ def _not_let_in(address: str, response: httpx.Response) -> Lost:
     code, said = response.status_code, shortened(response.text)
     if code not in (401, 403, 404, 412):
         return Lost(f"{address} answers {code} ({said})")
-    if "date" in response.headers:
+    with suppress(KeyError, ValueError):  # no date, or one that nobody can read
         ahead = time.time() - parsedate_to_datetime(response.headers["date"]).timestamp()
         if not -BEHIND < ahead < AHEAD:
             where = "ahead of" if ahead > 0 else "behind"
