@@ -239,6 +239,11 @@ def test_what_a_method_lets_users_tune(
         fgn.train(toys.network(), [], method=method, **keywords({name: value}))
     fgn.train(toys.network(), [], method=method)
     assert [getattr(how, name) for _, how in seen] == [preset, 7, preset]
+    group = {"ditto": fgn.Personalization, "fedbabu": fgn.Personalization}.get(method, fgn.Local)
+    table = key_of(name).partition(".")[0]
+    for none in (group(**{name: 0}), {name: 0}):  # 0 is the default, which means the method's own
+        with pytest.raises(fgn.ConfigError, match=f"{key_of(name)} = 0.* choose a method without"):
+            fgn.train(toys.network(), [], method=method, **{table: none})
     words = f"{key_of(name)}=7"
     config = load_config(small_config(tmp_path), [f"method={method}", words])
     assert getattr(config.settings, name) == 7

@@ -17,7 +17,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 
@@ -217,7 +217,12 @@ _PATTERNS: Kind = _optional(_one_or_names), ""
 
 @dataclass(frozen=True)
 class _Group:
-    """What all groups have in common: their values are checked when they are made."""
+    """What all groups share: their values are checked when they are made.
+
+    ``said`` are the names of the settings that were given, defaults among them.
+    """
+
+    said: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         table = next((name for name, kind in GROUPS.items() if kind is type(self)), "")
@@ -245,6 +250,7 @@ def _documented(group: G) -> G:
                 (table,) = (table for table, one in GROUPS.items() if one is group)
                 raise ConfigError(unknown(name, table))
         made(self, *args, **given)
+        object.__setattr__(self, "said", frozenset((*known[: len(args)], *given)))
 
     kind.__init__ = init
     lines = [f"{one.name}: {one.metadata['text']}" for one in fields(group)]
@@ -846,6 +852,21 @@ def ungrouped(given: Mapping[str, Any]) -> dict[str, Any]:
         elif value is not None:
             flat |= _values(name, value)
     return flat
+
+
+def said(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that somebody gave in groups, by dotted key.
+
+    >>> said({"lr": 0.1, "local": Local(proximal=0), "server": {"participation": 0.5}})
+    {'local.proximal': 0, 'server.participation': 0.5}
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, _Group):
+            found |= {f"{name}.{one}": getattr(value, one) for one in sorted(value.said)}
+        elif name in GROUPS and isinstance(value, Mapping):
+            found |= {f"{name}.{key}": one for key, one in value.items()}
+    return found
 
 
 def recorded(options: Sequence[object]) -> dict[str, Any]:

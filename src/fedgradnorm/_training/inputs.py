@@ -27,6 +27,7 @@ from fedgradnorm._round.settings import (
     TOP,
     Settings,
     recorded,
+    said,
     ungrouped,
     unknown,
 )
@@ -97,6 +98,7 @@ def chosen(given: Mapping[str, Any]) -> tuple[Weighting, Settings, list[Callback
     if method is None and weighting is None and settings.share == "none":
         return Equal(), settings, callbacks
     found = find_method(DEFAULT if method is None else method)
+    found.check_said(said(given))
     return found.weigh(weighting), found.applied(settings), callbacks
 
 

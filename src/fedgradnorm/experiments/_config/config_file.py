@@ -240,9 +240,11 @@ class Config(_Chosen):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The training settings by name, without what the method fixes."""
+        """The training settings by name, without what the method fixes or sets by itself."""
         tables = {g: None if (t := getattr(self, g)) is None else dict(t) for g in GROUPS}
-        return ungrouped({**{name: getattr(self, name) for name in TOP}, **tables})
+        found = ungrouped({**{name: getattr(self, name) for name in TOP}, **tables})
+        own = find_method(self.method).tunable
+        return {n: v for n, v in found.items() if n not in own or v != FIELDS[n].default}
 
     def table(self) -> dict[str, Any]:
         """The resolved config as plain values, defaults included; what the method fixes is not."""
