@@ -28,6 +28,9 @@ Federation = Annotated[
 ClientFileArgument = Annotated[
     Path, typer.Argument(metavar="CLIENT_CONFIG", help="Its client.toml.")
 ]
+SCORES = ("weight", "metric", "score", "baseline", "split")
+"""Columns of a run's summary that `try` shows of each client."""
+
 Private = Annotated[
     bool, typer.Option("--private", help="The server sees only sums over the clients.")
 ]
@@ -324,10 +327,9 @@ def _show_scores(folder: Path) -> None:
 
     results = sorted(folder.glob(f"federation/{CLIENTS}/*/{STATE}/*/{RESULT}"))
     rows = {client: row for path in results for client, row in _summary(fgn.load(path))}
-    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
-    table = Table("client", *columns)
+    table = Table("client", *SCORES)
     for client, row in rows.items():
-        table.add_row(client, *(_cell(row.get(key)) for key in columns))
+        table.add_row(client, *(_cell(row.get(key)) for key in SCORES))
     if rows:
         say(table)
 
