@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fedgradnorm._cli.board import showing_runs
+from fedgradnorm._cli.compare_commands import refuse_diverged
 from fedgradnorm._cli.output import (
     check_report,
     data_bar,
@@ -62,6 +63,7 @@ def demo(
     page = write_page(folders, folder / REPORT)
     show_report(page.report)
     show_page(page, folder / REPORT)
+    refuse_diverged(page.report.runs)
 
 
 @contextmanager

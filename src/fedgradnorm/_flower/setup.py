@@ -206,14 +206,16 @@ def read_public(path: Path) -> PublicKeys:
 def register(folder: Path, given: Sequence[PublicKeys]) -> Mapping[str, PublicKeys]:
     """Add clients' public keys to the federation in ``folder``, or replace them; all that it has.
 
-    One key under two names, or a key that was revoked, is refused.
+    One key under two names, a key that was revoked or replaced, or one new key beside an old one of
+    the same client is refused.
     """
     from fedgradnorm._flower.wire.keys import public_key_pem
 
     terms = read_federation(folder)
-    found = registered(folder) | {one.name: one for one in given}
+    before = registered(folder)
+    found = before | {one.name: one for one in given}
     owners: dict[str, str] = {}
-    never = {one.key for one in revoked(folder)}
+    never = {key for one in revoked(folder) for key in (one.key, one.signing)}
     for one in found.values():
         choose(one.name, terms.clients, f"client in {FEDERATION}")
         try:
@@ -226,9 +228,15 @@ def register(folder: Path, given: Sequence[PublicKeys]) -> Mapping[str, PublicKe
                     f"clients {owners[key]!r} and {one.name!r} have the same key: it would count "
                     "twice; each client makes its own (fedgradnorm federation key NAME)"
                 )
-        if one.key in never:
+        if never & {one.key, one.signing}:
             raise ConfigError(
                 f"client {one.name!r}: this key was revoked or replaced; make another (--renew)"
+            )
+        old = before.get(one.name, one)
+        if (one.key == old.key) != (one.signing == old.signing):
+            raise ConfigError(
+                f"client {one.name!r}: only one of its two keys is new; renew both "
+                "(fedgradnorm federation key NAME --renew)"
             )
     (folder / REGISTERED).mkdir(mode=0o700, exist_ok=True)
     for one in given:
@@ -239,8 +247,8 @@ def register(folder: Path, given: Sequence[PublicKeys]) -> Mapping[str, PublicKe
     if terms.private and set(found) == set(terms.clients):
         path, bounds = folder / ROSTER, (terms.longest, terms.largest_ratio, -1)
         if path.exists():  # what is agreed beside the keys stays as it is
-            before = read_terms(path)
-            bounds = (before.longest, before.largest_ratio, before.colluders)
+            agreed = read_terms(path)
+            bounds = (agreed.longest, agreed.largest_ratio, agreed.colluders)
         PrivateTerms({name: found[name].signing for name in terms.clients}, *bounds).write(path)
     audit = Audit(folder)
     for one in given:

@@ -6,6 +6,7 @@ import json
 import ssl
 import stat
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -124,6 +125,20 @@ def test_a_key_that_was_replaced_never_comes_back(tmp_path):
     register(folder, [make_keys(homes[1], "b", renew=True)])
     with pytest.raises(fgn.ConfigError, match="was revoked or replaced"):
         register(folder, [old])
+
+
+def test_a_signing_key_that_was_revoked_comes_back_with_no_new_key(tmp_path):
+    folder = tmp_path / "fed"
+    homes = init_federation(folder, CLIENTS, ("localhost",))
+    old = revoke(folder, "b")
+    new = make_keys(homes[1], "b", renew=True)
+    with pytest.raises(fgn.ConfigError, match="was revoked or replaced"):
+        register(folder, [replace(new, signing=old.signing)])
+    register(folder, [new])
+    last = make_keys(homes[1], "b", renew=True)
+    for half in (replace(new, signing=last.signing), replace(new, key=last.key)):
+        with pytest.raises(fgn.ConfigError, match="only one of its two keys is new"):
+            register(folder, [half])
 
 
 def test_an_audit_log_shows_every_change(tmp_path):
