@@ -210,14 +210,18 @@ class Coordinator:
         assert isinstance(content, bytes)
         self.bytes[name] += self.exchange.ordered.get(name, 0) + len(content)
         try:
-            answer = decode_answer(content, order, self.agreement.scalars, self.patience.longest)
-            if answer.update is not None:
-                if self.norm_layer is not None and "grad_norm" in answer.scalars:
-                    check_grad_norm(answer.update, answer.scalars["grad_norm"], self.norm_layer)
-                self._check_size(name, answer.scalars.get("size"))
-            return answer
+            return self._checked(name, content, order)
         except Refused as error:
             return str(error)
+
+    def _checked(self, name: str, content: bytes, order: Any) -> Any:
+        """The answer, decoded and checked; a private federation has answers of another kind."""
+        answer = decode_answer(content, order, self.agreement.scalars, self.patience.longest)
+        if answer.update is not None:
+            if self.norm_layer is not None and "grad_norm" in answer.scalars:
+                check_grad_norm(answer.update, answer.scalars["grad_norm"], self.norm_layer)
+            self._check_size(name, answer.scalars.get("size"))
+        return answer
 
     def _check_size(self, name: str, said: float | None) -> None:
         """Refuse another number of rows than the client first said; its data stays the same."""
