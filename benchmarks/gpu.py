@@ -1,4 +1,4 @@
-"""Rounds on a GPU: ours as captured graphs, beside the plain loop, after comparing their losses.
+"""Rounds on a GPU: ours as captured graphs, next to the plain loop, after comparing their losses.
 
 python benchmarks/gpu.py            # a table and gpu.json
 """

@@ -3,7 +3,7 @@
 python benchmarks/honest.py [--only demo]
 
 All clients tell the truth, in the loop engine, with the bounds of a deployed server. A row holds
-the largest values of the whole run; a run in which nothing was cut is, to the bit, the run without
+the largest values of the whole run; a run in which nothing was cut is bit-for-bit the run without
 bounds.
 """
 

@@ -1,4 +1,4 @@
-"""A federation whose data is four times its memory: it trains, is killed, and goes on.
+"""A federation whose data is four times its memory: it trains, is killed, and resumes.
 
     python benchmarks/larger_than_memory.py               # larger_than_memory.json and a table
 

@@ -40,7 +40,7 @@ PAIRS = {"a": (0, 1), "b": (2, 3), "c": (4, 5), "d": (6, 7), LIAR: (8, 9)}
 METHODS = ("fedrep", "fedgradnorm", "fedgradnorm-direct", "krum", "trimmed-mean")
 BOUNDS = {
     "largest_share = 1": Bounds(share=1),
-    "as they come": Bounds(),
+    "default": Bounds(),
     "none": None,
 }  # from tight to none
 Said = dict[str, float]

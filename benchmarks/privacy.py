@@ -216,7 +216,7 @@ def same(one: Row, other: Row) -> bool:
 
 
 def place(row: Row) -> tuple[int, int, str]:
-    """Where a row stands in the table."""
+    """A row's place in the table."""
     works = [f"{name}, {arm}" for name in WORKS for arm in ARMS]
     epsilon = None if row["epsilon"] == "none" else row["epsilon"]
     return works.index(row["work"]), EPSILONS.index(epsilon), row["measure"]

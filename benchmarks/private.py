@@ -1,4 +1,4 @@
-"""What privacy costs: a private federation beside the plain one, in one run.
+"""What privacy costs: a private federation next to a plain one, in one run.
 
     python benchmarks/private.py     # a few minutes
 

@@ -90,7 +90,7 @@ def merge(before: Sequence[Row], rows: Sequence[Row], key: str, order: Sequence[
 
 
 def write(path: Path, here: Row, rows: Sequence[Row], columns: Mapping[str, str]) -> None:
-    """``path`` as JSON, and beside it and on the screen a table of some of its columns."""
+    """``path`` as JSON, and next to it and on the screen a table of some of its columns."""
     path.write_text(json.dumps({**here, "rows": list(rows)}, indent=2) + "\n")
     text = table(rows, columns)
     path.with_suffix(".md").write_text(text)

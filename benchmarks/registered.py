@@ -1,4 +1,4 @@
-"""What clients cost that do not take part: 100 in every round, of ever more that are registered.
+"""What clients cost that do not participate: 100 in every round, of ever more that are registered.
 
     python benchmarks/registered.py             # registered.json, a table and registered.png
     python benchmarks/registered.py --draw      # the figure again, from registered.json
@@ -6,10 +6,10 @@
 16 inputs, layers of 64 and 32, 20 training rows a client, half of them with classes and half with
 numbers, the direct rule, batch 16, one process per point. A first round is one in which nearly
 all clients are new: their heads are drawn and their first losses measured. A later round comes when
-19 of 20 have taken part before. Both are medians of 60. All points are measured in turn, several
-times. Medians of these are kept, and beside them each repeat's ratios and the machine's load.
+19 of 20 have participated before. Both are medians of 60. All points are measured in turn, several
+times. Medians of these are kept, and with them each repeat's ratios and the machine's load.
 Times are the processor's: with --threads 1 they are those of a quiet machine, also where others
-use it. What a clock on the wall says is kept beside them.
+use it. What a clock on the wall says is kept with them.
 Memory is what the process takes at most beyond what it had with library and data in place. Ready is
 from the first client that is made to the end of the first round.
 """

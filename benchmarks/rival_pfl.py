@@ -145,7 +145,7 @@ class PflRounds:
         self.algorithm = FedRep(make_batches(work, clients), work.head_steps)
 
     def rounds(self, first: int, count: int) -> None:
-        """pfl goes on from where it was until it has done ``first + count`` rounds."""
+        """pfl continues from where it was until it has done ``first + count`` rounds."""
         self.algorithm.run(
             NNAlgorithmParams(first + count, 10**9, len(self.people), None),
             self.backend,
@@ -218,7 +218,7 @@ class PflAveraging:
         )
 
     def rounds(self, first: int, count: int) -> None:
-        """pfl goes on from where it was until it has done ``first + count`` rounds."""
+        """pfl continues from where it was until it has done ``first + count`` rounds."""
         self.algorithm.run(
             NNAlgorithmParams(first + count, 10**9, self.cohort, None),
             self.backend,

@@ -26,7 +26,7 @@ def fedgradnorm(
     batch,  # function (client, round, step) -> (x, y)
     norm_layer,  # names of the parameters of omega whose gradient is measured
     rounds,
-    active=None,  # function (round) -> names of the clients that take part; all by default
+    active=None,  # function (round) -> names of the clients that participate; all by default
     head_steps=1,  # tau_h
     shared_steps=1,  # tau_omega
     gamma=0.9,
@@ -45,7 +45,7 @@ def fedgradnorm(
     # One scalar and one optimiser per client: whoever is away keeps weight and moments.
     p = {i: torch.ones(1, dtype=like.dtype, requires_grad=True) for i in heads}
     weight_optimizer = {i: make([p[i]], lr=weight_lr) for i in heads}
-    weight = {i: p[i].detach().clone() for i in heads}  # p, scaled to sum to how many take part
+    weight = {i: p[i].detach().clone() for i in heads}  # p, scaled to sum to how many participate
     first_loss = {}
     trajectory = []
 

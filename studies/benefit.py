@@ -40,7 +40,7 @@ def benefit(
         "runs/benefit"
     ),
 ) -> None:
-    """Show the benefit on every data set in FOLDER, with tables and a figure beside the runs."""
+    """Show the benefit on every data set in FOLDER, with tables and a figure next to the runs."""
     places = {name: folder / name for name in BENEFIT if (folder / name).is_dir()}
     read = {
         name.removeprefix("benefit-"): read_report([place], LOCAL)

@@ -40,7 +40,7 @@ def methods(
         "runs/methods"
     ),
 ) -> None:
-    """Write one table of both data sets in FOLDER, and a figure beside the runs of each."""
+    """Write one table of both data sets in FOLDER, and a figure next to the runs of each."""
     found = {name: read_report([folder / name]) for name in SIDE_BY_SIDE}
     grid = side_grid({name.rpartition("-")[2]: one for name, one in found.items()})
     write_grids([grid], folder / TABLES)

@@ -1,4 +1,4 @@
-"""The one-file example as an oracle: run it beside ``fgn.train`` and compare everything."""
+"""The one-file example as an oracle: run it next to ``fgn.train`` and compare everything."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ROUNDS = 3
 
 
 class Away(fgn.tasks.Kind):
-    """A kind of one's own: absolute error."""
+    """A custom kind: absolute error."""
 
     name = "away"
 
@@ -70,7 +70,7 @@ class Drawn:
     steady: bool  # whether the local optimizer's momentum is kept across rounds
     sends: str
     keep: str  # the last round, the best one, or each client's own best
-    around: str  # one network, Ditto's personal ones beside it, or none that is shared
+    around: str  # one network, with Ditto's personal ones, or none that is shared
     registered: str  # few clients, or so many that their rows are made when they are asked for
     seed: int
 

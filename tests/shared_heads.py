@@ -1,4 +1,4 @@
-"""Clients of which some have a task in common, and runs of them to compare."""
+"""Clients of which some share a task, and runs of them to compare."""
 
 from __future__ import annotations
 

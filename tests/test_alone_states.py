@@ -1,4 +1,4 @@
-"""Clients alone: resumed to the bit, and states that are each client's own."""
+"""Clients alone: resumed bit-for-bit, and states that are each client's own."""
 
 from __future__ import annotations
 

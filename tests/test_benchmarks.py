@@ -117,7 +117,7 @@ def test_the_cost_of_a_method_is_measured_and_written(tmp_path):
 def test_liars_and_honest_clients_are_held_against_the_bounds(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
     liars = run("liars", tmp_path, "--only", "direct")["rows"]
-    assert [row["bounds"] for row in liars] == ["none", "as they come", "largest_share = 1"]
+    assert [row["bounds"] for row in liars] == ["none", "default", "largest_share = 1"]
     assert all(0 < row["steer to zero"] < 1 for row in liars)
     honest = run("honest", tmp_path, "--only", "demo")["rows"]
     assert [row["cut"] for row in honest] == [0, 0, 0]

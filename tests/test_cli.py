@@ -248,7 +248,7 @@ def test_benefit_stopped_goes_on(config, tmp_path, monkeypatch):
         patch.setattr("fedgradnorm._cli.compare_commands.showing_runs", stopping)
         stopped = cli("benefit", config, *BENEFIT, "--out", tmp_path / "part")
     assert stopped.exit_code == 130
-    assert "go on with: the same command" in stopped.stderr
+    assert "continue with: the same command" in stopped.stderr
     assert cli("benefit", config, *BENEFIT, "--out", tmp_path / "part").exit_code == 0
     left, right = (tmp_path / name / "benefit.csv" for name in ("whole", "part"))
     assert left.read_bytes() == right.read_bytes()
@@ -515,7 +515,7 @@ def test_ctrl_c_says_how_to_go_on_and_resume_ends_the_same(config, tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"go on with: fedgradnorm resume {folder}" in errors.splitlines()[-1]
+    assert f"continue with: fedgradnorm resume {folder}" in errors.splitlines()[-1]
     assert not read_manifest(folder)["finished"]
     assert cli("resume", folder).exit_code == 0
     assert (folder / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()

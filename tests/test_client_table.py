@@ -47,7 +47,7 @@ class Counted:
         return {OWN: torch.tensor(numbers)[:, None].expand(-1, width)}
 
     def move(self, names: Sequence[str], value: float) -> None:
-        """Let clients take part: their numbers are ``value`` now."""
+        """Let clients participate: their numbers are ``value`` now."""
         for group in self.table.group(names):
             own = torch.full_like(group.part.rows[OWN][group.index], value)
             first = torch.ones(len(own), dtype=torch.float64)

@@ -333,4 +333,4 @@ class TestSharing:
         assert history["round"].max() == 12
         assert history.epoch.max() == pytest.approx(2)
         per_round = 2 * run.network[0].weight.element_size() * toys.parameters(run.network).numel()
-        assert history.bytes.max() == 12 * (per_round + 16)  # two scalars beside the update
+        assert history.bytes.max() == 12 * (per_round + 16)  # two scalars besides the update

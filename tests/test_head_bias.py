@@ -1,4 +1,4 @@
-"""Shared heads of which each client keeps a part: weights in common, a bias for each client."""
+"""Shared heads of which each client keeps a part: shared weights, a bias for each client."""
 
 from __future__ import annotations
 

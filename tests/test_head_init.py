@@ -109,8 +109,8 @@ def huber(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 PROMISE = fgn.Privacy(epsilon=3.0, delta=1e-5, noise_multiplier=2.0)
 UNLIKE: dict[str, Callable[[], fgn.Client]] = {
     "privacy": lambda: fgn.Client("a", fgn.regression(2), train=PRICE.train, privacy=PROMISE),
-    "a loss": lambda: fgn.Client("a", fgn.regression(2, loss=huber), train=PRICE.train),
-    "kind of one's own": lambda: fgn.Client("a", fgn.tasks.of_kind(Counts(), 2), PRICE.train),
+    "a custom loss": lambda: fgn.Client("a", fgn.regression(2, loss=huber), train=PRICE.train),
+    "custom loss or kind": lambda: fgn.Client("a", fgn.tasks.of_kind(Counts(), 2), PRICE.train),
     "read with their examples": lambda: fgn.Client("a", fgn.regression(2), Pairs(X, NUMBERS)),
 }
 
@@ -158,7 +158,7 @@ def test_the_log_says_once_how_heads_begin(caplog: pytest.LogCaptureFixture) -> 
     (said,) = [r.getMessage() for r in caplog.records if "heads begin" in r.getMessage()]
     assert said == (
         "heads begin at the mean or the class shares of the targets: price, rare; at random (a "
-        "loss or kind of one's own): own; as given: given"
+        "custom loss or kind): own; as given: given"
     )
 
 

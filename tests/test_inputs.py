@@ -91,7 +91,7 @@ def test_sequences_of_one_length_train_as_a_tensor_of_token_numbers() -> None:
 
 
 def test_what_is_padded_does_not_count() -> None:
-    """A long row beside a short one changes nothing of it: the mask says what is real."""
+    """A long row next to a short one changes nothing of it: the mask says what is real."""
     run = flat.train(toys.seeded(Bag), [texts("words", [1, 7, 3, 2] * 6)], **HOW)
     together = run.predict("words", [[3, 1], [5, 2, 8, 8, 1, 0]], kind="output")
     apart = [run.predict("words", [row], kind="output") for row in ([3, 1], [5, 2, 8, 8, 1, 0])]
@@ -99,7 +99,7 @@ def test_what_is_padded_does_not_count() -> None:
 
 
 def test_a_first_part_of_a_clients_own_is_a_private_first_layer() -> None:
-    """With the same start values, and with clients whose rows have other shapes beside them."""
+    """With the same start values, and with clients whose rows have other shapes next to them."""
     stems = {name: toys.seeded(lambda: nn.Linear(toys.FEATURES, 3)) for name in toys.NAMES}
     behind = toys.seeded(lambda: nn.Sequential(nn.Tanh(), nn.Linear(3, 4)))
     clients = [

@@ -1,4 +1,4 @@
-"""On an older CPU the engines agree, and a resumed run is the uninterrupted one to the bit."""
+"""On an older CPU the engines agree, and a resumed run is bit-for-bit the uninterrupted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ordered classes, and kinds of tasks of one's own."""
+"""Ordered classes, and custom kinds of tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""Who participates in a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads in common: of everybody, of the clients of one task, and of nobody."""
+"""Shared heads: by all clients, by the clients of one task, and by none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that stay on a disk or in a Dataset: the same training, checked as they come."""
+"""Rows that stay on a disk or in a Dataset: the same training, checked when read."""
 
 from __future__ import annotations
 

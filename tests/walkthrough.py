@@ -4,8 +4,8 @@ Behind the language, each fence under that heading says whose machine it is for 
 simply run to its end, how it is run. A machine is a folder, empty at first.
 
     bash north south     on both, at once
-    bash node0 meanwhile goes on while the next ones run, and must end well
-    bash north forever   goes on until the page is over
+    bash node0 meanwhile continues while the next run, and must end well
+    bash north forever   continues until the page is over
     bash server stopped  Ctrl-C after two rounds
     python north         a program
     toml server north    a file of that text, called what its first line says

@@ -148,7 +148,7 @@ def _sources() -> Iterator[str]:
         if name == "files":
             yield (
                 "Each client is a table `[[data.clients]]`. A key that is the same for all clients "
-                "may stand in `[data]` once: see "
+                "can be given once in `[data]`: see "
                 "[your data](../your-data.md#the-same-in-a-config).\n"
             )
         prefix = "data.clients." if name == "files" else "data."

@@ -25,7 +25,7 @@ def _if_there(folder: Path, page: str) -> str:
 
 
 def unlinked_tables(folder: Path) -> list[str]:
-    """Tables of results to which no page leads: they lie beside the others, but are no pages."""
+    """Tables of results to which no page leads: files next to the others, but no pages."""
     pages = [*folder.glob("*.md"), *folder.glob("results/*.md")]
     links = {
         (page.parent / link).resolve()

@@ -1,4 +1,4 @@
-"""What the output of a notebook depends on beside its own text, as one name."""
+"""What the output of a notebook depends on besides its own text, as one name."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Client:
 
     A split may be larger than the memory: a map-style ``torch.utils.data.Dataset`` of pairs, or a
     pair whose ``x`` is an ``np.memmap``, an open HDF5 dataset or :func:`fedgradnorm.data.stream`.
-    Its rows are read batch by batch, and checked as they come.
+    Its rows are read batch by batch, and each batch is checked.
 
     ``head`` is any module from the representation to the task's outputs; by default one linear
     layer. ``stem`` is a module of the client's own in front of the shared network, trained with the
@@ -231,7 +231,7 @@ class Client:
 
     @property
     def owner(self) -> str:
-        """Who it is that takes part, also where this is the row of one of several tasks."""
+        """The participant's name, also where this is the row of one of several tasks."""
         return self.of or self.name
 
     @cached_property
@@ -299,7 +299,7 @@ class Client:
     def fingerprint(self) -> str:
         """A hash of all splits: kinds of numbers, shapes and values, in the order of columns given.
 
-        Stored with every run, so that a resumed run goes on with the same data, and so that only
+        Stored with every run, so that a resumed run continues with the same data, and so that only
         runs on the same data are compared. Of rows that are read batch by batch it is their number
         and the values of 256 of them, which are always the same ones.
         """
@@ -346,7 +346,7 @@ def in_column_order(
 
 
 def _several(client: Client) -> tuple[Client, ...]:
-    """A client for each of several tasks, which hold the very same inputs."""
+    """A client for each of several tasks, which share the same inputs."""
     if vars(client)["task"] is not None or client.of is not None:
         raise DataError(f"client {client.name!r}: task and tasks are both given; choose one")
     splits = {split: getattr(client, split) for split in SPLITS}

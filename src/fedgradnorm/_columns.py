@@ -1,4 +1,4 @@
-"""Rows with named columns: a DataFrame is read by its names, never by the places they stand in."""
+"""Rows with named columns: a DataFrame is read by column name, never by position."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def picked(x: Any, columns: Sequence[str] | None, where: str) -> Any:
     """The values of a frame's ``columns``, in that order; anything else as it is.
 
     Other columns of the frame are left out. Without names to go by a frame is refused: its columns
-    might stand in another order than those of the training data.
+    might have another order than those of the training data.
     """
     if not is_frame(x):
         return x

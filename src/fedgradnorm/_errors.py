@@ -5,7 +5,7 @@ FedGradNormError
 ├── DataError         data: missing, damaged, or not what the task needs
 ├── ModelError        a network, head or norm layer that does not fit
 ├── RunFolderError    a run folder or saved run: missing, damaged, or already in use
-└── TrainingError     training cannot go on (for example, every client failed)
+└── TrainingError     training cannot continue (for example, every client failed)
 
 Each message is one line that names the client, the stage, the value and the way out.
 ``Interrupted`` is a KeyboardInterrupt that carries what had been trained so far.
@@ -46,11 +46,11 @@ class RunFolderError(FedGradNormError):
 
 
 class TrainingError(FedGradNormError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 class RankLost(TrainingError):
-    """A rank has died or does not answer: the others cannot go on."""
+    """A rank has died or does not answer: the others cannot continue."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -205,7 +205,7 @@ def _walk(table: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
 
 
 def _trouble(value: Any) -> str:
-    """Why a single value cannot stand in a config, or nothing."""
+    """Why a single value cannot be written to a config, or nothing."""
     if isinstance(value, str):
         if len(value) > LONGEST:
             return f"a text of {len(value)} characters, more than {LONGEST}"

@@ -8,7 +8,7 @@ where y stood. The outer gradient is either
     total    d/dx f(x, y_D(x)): differentiated through the D inner steps (the hypergradient), or
     partial  df/dx (x, y) at y = y_D, the lower variable taken as a constant.
 
-FedGradNorm is the second with D = 1 (:mod:`studies.theory.lower` says so as code); ITD as it
+FedGradNorm is the second with D = 1 (:mod:`studies.theory.lower` has it as code); ITD as it
 is analysed (Ji, Yang, Liang, "Bilevel optimization: convergence analysis and enhanced design",
 2021) is the first. Where f depends on y the two end in different places.
 """

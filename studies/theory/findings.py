@@ -35,7 +35,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture; y is always logarithmic, x where ``log_x`` says so."""
+    """One picture; y is always logarithmic, x where ``log_x`` is set."""
 
     title: str
     x: str

@@ -44,7 +44,7 @@ def weights_audit() -> Finding:
         "Assumption: F_grad is strongly convex in p",
         holds(found > 1e-9),
         f"modulus {abs(found):.0e} between two points on one side of the minimum; 1e-9 "
-        f"beside it the slope is still {slope:.1f}, so a constant step cannot come to rest",
+        f"next to it the slope is still {slope:.1f}, so a constant step cannot come to rest",
         {"modulus": found, "slope": slope},
     )
     return Finding([claim])

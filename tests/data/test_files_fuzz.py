@@ -1,4 +1,4 @@
-"""Whatever stands in a file: rows, or our own error in one line."""
+"""Whatever is in a file: rows, or our own error in one line."""
 
 from __future__ import annotations
 

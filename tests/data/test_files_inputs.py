@@ -51,7 +51,7 @@ LONG: dict[str, Any] = {
 
 
 class Named(nn.Module):
-    """Sensors beside words."""
+    """Sensors along with words."""
 
     def __init__(self) -> None:
         super().__init__()

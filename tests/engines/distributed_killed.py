@@ -21,7 +21,7 @@ STOP = 12
 
 
 def train(folder: Path, rounds: int, **more: Any) -> fgn.Run:
-    """Start the run of a few clients in ``folder``, or go on with it."""
+    """Start the run of a few clients in ``folder``, or continue it."""
     options = {"clients": toys.clients(), "participation": 0.7, "checkpoint_every": 5}
     return flat.train(
         toys.network(),

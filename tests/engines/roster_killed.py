@@ -58,7 +58,7 @@ def go(folder: Path, **more: Any) -> fgn.Run:
 
 
 def killed(folder: Path, where: str, at: int) -> bool:
-    """Whether a process that goes on with the run was killed at this place of a write."""
+    """Whether a process that continues the run was killed at this place of a write."""
     process = os.fork()
     if process == 0:
         die_in_a_write(where, at)

@@ -1,4 +1,4 @@
-"""Many registered clients of which few take part: rows on demand, and the same training."""
+"""Many registered clients of which few participate: rows on demand, and the same training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Runs killed at random moments: ``python kill_campaign.py FOLDER SEED KILLS``.
 
 One process imports everything and forks children that train. Each is killed (SIGKILL) after a
-random time, also before it has written anything, and another goes on, until the run is finished.
+random time, also before it has written anything, and another continues, until the run is finished.
 A finished run is compared with one that nobody killed, file by file and byte by byte.
 """
 

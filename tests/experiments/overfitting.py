@@ -1,4 +1,4 @@
-"""Runs of clients that soon learn their few rows by heart, so that when to stop matters."""
+"""Runs of clients that soon memorize their few rows, so that when to stop matters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDS, EVERY = 45, 3
 
 
 def clients(without: str = "") -> list[fgn.Client]:
-    """So few training rows that each client soon learns them by heart."""
+    """So few training rows that each client soon memorizes them."""
     return [
         replace(
             toys.client(name, size),

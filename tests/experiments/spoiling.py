@@ -1,7 +1,7 @@
 """Run folders spoiled at random: ``python spoiling.py FOLDER SEED COUNT``.
 
 Each case copies a run folder, spoils one thing in it, and lets one reader at it. The law: a reader
-either goes on, or says in one line of our own what is wrong and leaves every file as it was. What
+either continues, or says in one line of our own what is wrong and leaves every file as it was. What
 broke the law is printed, one line per case. Memory is limited, and a case that hangs is one that
 broke it.
 """

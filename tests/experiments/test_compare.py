@@ -220,7 +220,7 @@ def test_ctrl_c_stops_all_processes_and_the_same_command_ends_the_same(
         os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
-    assert errors.splitlines()[-1].endswith("go on with: the same command")
+    assert errors.splitlines()[-1].endswith("continue with: the same command")
     assert "Traceback" not in errors
     assert not all(read_manifest(place / f"{name}-seed0")["finished"] for name in METHODS)
     ended = compare(load_config(path, LONG), METHODS)

@@ -1,4 +1,4 @@
-"""Whatever stands in a config: parts of a run, or our own error in one line.
+"""Whatever is in a config: parts of a run, or our own error in one line.
 
 ``FEDGRADNORM_FUZZ=10000`` makes it a campaign; ``FEDGRADNORM_FUZZ_FROM`` is the first seed.
 """

@@ -18,7 +18,7 @@ STEEP = {"head_optimizer": "sgd", "server_optimizer": "sgd", "eval_every": 0, "b
 
 
 def diverging(rounds: int, folder: Path | None = None, **more: Any) -> fgn.Run:
-    """A regression whose steps are far too long, beside a task that is merely shaken."""
+    """A regression whose steps are far too long, next to a task that is merely shaken."""
     network = torch.nn.Linear(toys.FEATURES, 4).double()
     how = {"lr": 1.5, "rounds": rounds, "folder": folder, **STEEP, **more}
     return flat.train(network, [toys.client("place")], **how)

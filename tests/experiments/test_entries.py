@@ -1,4 +1,4 @@
-"""Entries of a comparison: methods with settings of their own, beside the method as it is."""
+"""Entries of a comparison: methods with settings of their own, next to the method as it is."""
 
 import pytest
 

@@ -29,7 +29,7 @@ FRAME["hours"] = 500.0 + FRAME["visit"]
 
 
 class Both(nn.Module):
-    """Numbers beside words, of rows or of steps."""
+    """Numbers along with words, of rows or of steps."""
 
     def __init__(self, width: int = 3) -> None:
         super().__init__()

@@ -143,7 +143,7 @@ def test_quantiles_of_all_stand_beside_the_rows_of_some() -> None:
     assert some.weights == whole.weights
     pd.testing.assert_frame_equal(some.summary(), whole.summary())
     batch = some.spread.query("split == 'batch' and quantity == 'loss' and round == 2")
-    assert batch.clients.sum() == 6  # those that took part
+    assert batch.clients.sum() == 6  # those that participated
     one = frame.query("split == 'test' and round == 4 and client in ['c0','c2','c4','c6','c8']")
     row = some.spread.query("split == 'test' and round == 4 and quantity == 'accuracy'").iloc[0]
     assert (row.task, row.clients) == ("side", 5)

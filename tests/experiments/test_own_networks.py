@@ -1,4 +1,4 @@
-"""A network of one's own is a program: it runs where its user has allowed it, and nowhere else."""
+"""A custom network is a program: it runs where its user has allowed it, and nowhere else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ number = 3
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    """A config whose network is ``mine:make``, beside a module that leaves a mark when imported."""
+    """A config whose network is ``mine:make``, and a module that leaves a mark when imported."""
     path = small_config(tmp_path)
     named = 'name = "mine:make"\nwidth = 6'
     path.write_text(path.read_text().replace('name = "mlp"\nwidths = [6, 5]', named))

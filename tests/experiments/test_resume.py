@@ -1,4 +1,4 @@
-"""A resumed run goes on exactly, whatever the training; its log and time go on too."""
+"""A resumed run continues exactly, whatever the training, with its log and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed at any moment and resumed, a run ends as if nothing had happened, to the bit."""
+"""Killed at any moment and resumed, a run ends bit-for-bit as if nothing had happened."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ WAYS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("how", WAYS, ids=" ".join)
 def test_a_run_begins_where_the_other_one_ended(how: dict, tmp_path: Path) -> None:
-    """To the digit, in every engine: network, heads, statistics and networks of one's own."""
+    """To the digit, in every engine: network, heads, statistics and custom networks."""
     run = train(**how)
     loaded = fgn.load(run.save(tmp_path / "run"))
     again = train(**how, start=loaded)
@@ -124,7 +124,7 @@ def test_a_head_in_common_goes_on_for_a_client_that_joins() -> None:
 @pytest.mark.parametrize("stop", [0, 2])
 @pytest.mark.parametrize("how", [{}, {"share": "none"}, {"ditto": 0.1}], ids=str)
 def test_a_resumed_run_needs_no_start(tmp_path: Path, how: dict, stop: int) -> None:
-    """And is to the bit the one that was never stopped, from its very first checkpoint on."""
+    """And is bit-for-bit the one that was never stopped, from its very first checkpoint on."""
     run = train(**how)
     how = {**how, "checkpoint_every": 1, "rounds": 4}
     train(**how, start=run, folder=tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""A network of one's own at the end: what is tuned, which step is kept, and that it lasts."""
+"""Personal networks at the end: what is tuned, which step is kept, and that it lasts."""
 
 from __future__ import annotations
 

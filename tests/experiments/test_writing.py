@@ -1,4 +1,4 @@
-"""A disk that refuses a run's files ends it with one line, and the run goes on once it can."""
+"""A disk that refuses a run's files ends it with one line, and the run continues once it can."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_clients_find_out_by_themselves_who_is_in_a_round():
     drawn = crowd.names[:6]
     for name in crowd.names:
         crowd.members[name] = crowd.session(name, cohort=lambda _: drawn)
-    with pytest.raises(Unsafe, match="one that this client does not take part in"):
+    with pytest.raises(Unsafe, match="one in which this client does not participate"):
         crowd.members["c10"].keys("1", 0, UPDATE)
     keys = [crowd.members[n].keys("1", 0, UPDATE) for n in drawn]
     accomplice = crowd.signers["c19"].sign(crowd.attempt(), "keys", keys[1]["body"])
@@ -248,7 +248,7 @@ def test_one_sum_for_each_network_over_one_set(tmp_path):
     assert again.facts == revealed["c00"].facts
     fresh = crowd.session("c00", revealed=again)  # its folder of this run is lost
     fresh.run = "another run"
-    with pytest.raises(Unsafe, match="it took part in another run of this agreement"):
+    with pytest.raises(Unsafe, match="it participated in another run of this agreement"):
         fresh.keys("9", 2, UPDATE)
     with pytest.raises(ValueError, match="phase"):
         Phase("any text is a phase")

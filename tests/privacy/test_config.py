@@ -1,4 +1,4 @@
-"""``[privacy]`` in a config: for all clients, for some, and for a client of one's own files."""
+"""``[privacy]`` in a config: for all clients, for some, and for a client of custom files."""
 
 from __future__ import annotations
 

@@ -73,13 +73,26 @@ def test_no_sentence_of_a_docstring_or_message_is_too_long() -> None:
             assert count <= LONGEST_IN_CODE, f"{path}:{line}, {count} words: {sentence}"
 
 
+UNIDIOMATIC = (
+    r"of one's own|as (?:it|they) comes?|in common|says so|to the bit|by heart|go(?:es)? on"
+    r"|beside|stands? in(?!-)|t(?:akes?|aking|aken|ook) part|who must|the very same"
+    r"|told (?:that|what)|is no more than|held out nobody"
+)
+"""Phrases that a colleague would not say."""
+IN_PROGRAMS = re.compile(rf"\b(?:{UNIDIOMATIC})\b(?!``)", re.IGNORECASE)
 ODD = re.compile(
-    r"\b(of one's own|as (?:it|they) comes?|says so|to the bit|by heart|goes on|stands?(?!-)|lies"
-    r"|who must|kept is|the very same|all that it|heads in common|beside|worth|trivial answer"
-    r"|t(?:akes?|ook) part|a round\b(?=[.,;])|loud|what is left of|no matter)\b",
+    rf"\b({UNIDIOMATIC}|stands?(?!-)|lies|kept is|all that it|worth|trivial answer"
+    r"|a round\b(?=[.,;])|loud|what is left of|no matter)\b",
     re.IGNORECASE,
 )
-"""Phrases that a colleague would not say, and words that only this project once used."""
+"""These, and words that only this project once used."""
+
+
+def test_docstrings_and_messages_use_the_words_of_the_field() -> None:
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for line, sentence in prose.of_program(path):
+            found = IN_PROGRAMS.search(sentence)
+            assert not found, f"{path}:{line}: {found and found[0]!r} in: {sentence}"
 
 
 @pytest.mark.parametrize("page", PAGES)

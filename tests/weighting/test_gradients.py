@@ -86,7 +86,7 @@ def of(updates: Tensor, active: Tensor | None = None) -> Signals:
 
 
 def seeded(turn: int) -> None:
-    """Put torch's generator where ours stands in this round of a run with seed 0."""
+    """Put torch's generator where ours is in this round of a run with seed 0."""
     torch.manual_seed(own_generator(0, turn).getrandbits(63))
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Methods = Annotated[
     str | None,
     typer.Option(
-        "--methods", "-m", help="Between commas: names (see `methods`), or name key=value ..."
+        "--methods", "-m", help="Separated by commas: names (see `methods`), or name key=value ..."
     ),
 ]
 Seeds = Annotated[
@@ -78,8 +78,8 @@ def compare(
     Each is an ordinary run folder in OUTPUT/NAME-compare. Called again, finished runs are kept,
     stopped ones resumed. Methods, seeds and baseline are those of the config's [compare] table
     where it has one; [sweep] holds lists instead of values and runs every combination.
-    Settings after a method's name make a variant of it, which may stand beside the method itself.
-    Tables (CSV, Markdown, LaTeX), figures and the page report.html are written beside the runs.
+    Settings after a method's name make a variant of it, to compare with the method itself.
+    Tables (CSV, Markdown, LaTeX), figures and the page report.html are written next to the runs.
 
     Examples:
 
@@ -152,7 +152,7 @@ def reproduce(
         place = folder / name if len(wanted) > 1 else folder
         try:
             runs += run_and_show(config, None, seeds, jobs, place, baseline)
-        except TrainingError as error:  # the others are none the worse for it
+        except TrainingError as error:  # the others are not affected
             trouble = trouble or error
     if trouble is not None:
         raise trouble
@@ -184,9 +184,9 @@ def benefit(
     """Train together and alone, and show what each client gains.
 
     The config's method is trained, and each client alone with the same settings and the same
-    stopping. Both are compared on every client's test rows. The runs lie in OUTPUT/NAME-benefit;
-    called again, finished ones are kept and stopped ones resumed. benefit.csv and a page are
-    written beside them.
+    stopping. Both are compared on every client's test rows. The runs are in
+    OUTPUT/NAME-benefit; called again, finished ones are kept and stopped ones resumed. benefit.csv
+    and a page are written next to them.
 
     Examples:
 

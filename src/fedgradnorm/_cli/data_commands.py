@@ -17,7 +17,7 @@ app.add_typer(prepare, name="prepare")
 
 Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same rows.")]
 From = Annotated[Path, typer.Option("--from", help="The downloaded file or folder.")]
-Drop = Annotated[bool, typer.Option("--drop-bad", help="Leave out and list rows that are bad.")]
+Drop = Annotated[bool, typer.Option("--drop-bad", help="Leave out bad rows and list them.")]
 
 
 @prepare.command("mtfl")

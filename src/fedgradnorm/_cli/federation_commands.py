@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedgradnorm._flower.coordinator import Coordinator
 
 app = typer.Typer(
-    help="Set up a federation between machines, or try one on this.", no_args_is_help=True
+    help="Set up a federation between machines, or try one on this machine.", no_args_is_help=True
 )
 Federation = Annotated[
     Path, typer.Option("--federation", "-f", help="The folder that federation init made.")
@@ -39,12 +39,12 @@ Private = Annotated[
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for its keys.")],
-    clients: Annotated[str, typer.Option("--clients", help="Their names, between commas.")],
+    clients: Annotated[str, typer.Option("--clients", help="Their names, separated by commas.")],
     host: Annotated[
         str,
-        typer.Option("--host", help="The server's names or addresses for clients, the main first."),
+        typer.Option("--host", help="The server's host names or addresses, the main one first."),
     ] = "localhost",
-    port: Annotated[int, typer.Option("--port", help="Where the server listens.")] = 9092,
+    port: Annotated[int, typer.Option("--port", help="The server's port.")] = 9092,
     private: Private = False,
 ) -> None:
     """Make a federation's certificates, and a folder to hand to each client.
@@ -117,7 +117,7 @@ def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")],
     federation: Federation,
 ) -> None:
-    """Let a client in no more; a server that is running notices before its next round."""
+    """Revoke a client's access; a running server notices before its next round."""
     from fedgradnorm._flower.setup import revoke as revoke_client
 
     one = revoke_client(federation, name)
@@ -164,7 +164,7 @@ def audit(
         facts = ", ".join(f"{k}={v}" for k, v in shown.items())
         say(json.dumps(line) if as_json else f"{line['time'][:19]}  {line['event']}  {facts}")
     if not as_json:
-        say(f"{log.path}: the chain is whole")
+        say(f"{log.path}: the chain is intact")
 
 
 @app.command()
@@ -172,7 +172,7 @@ def status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")],
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Show how the run of a federation is doing, also while it is being served.
+    """Show the status of a federation's run, also while it is being served.
 
     A private federation's server knows no client's weight, and shows none.
     """
@@ -211,7 +211,7 @@ def try_(
     private: Private = False,
     allow: Allow = None,
 ) -> None:
-    """Run a config as a federation on this machine: every client a process, TLS and all.
+    """Run a config as a federation on this machine: one process per client, with TLS.
 
     Example: `fedgradnorm federation try demo rounds=20`
     """
@@ -240,13 +240,13 @@ def serve(
     overrides: Overrides = None,
     *,
     federation: Federation,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the stopped run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the stopped run.")] = False,
     allow: Allow = None,
 ) -> None:
     """Serve a run to the clients of a federation, and keep it in an ordinary run folder.
 
     Waits for the clients, then trains; a client that fails or is late is left out of a round.
-    A run that was stopped, killed or cut off goes on with --resume, with the same result.
+    A run that was stopped, killed or cut off continues with --resume, with the same result.
     """
     from fedgradnorm._flower.wire import check_installed
     from fedgradnorm._training.display import live_display
@@ -266,7 +266,7 @@ def serve(
             )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"stopped after the last whole round; go on with: {again}"
+            f"stopped after the last whole round; continue with: {again}"
         ) from None
     _show(done, folder)
 
@@ -277,11 +277,11 @@ def join(
     *,
     allow: Allow = None,
 ) -> None:
-    """Take part in a federation as the client that CLIENT_CONFIG describes, until the run is over.
+    """Join a federation as the client that CLIENT_CONFIG describes, until the run is over.
 
-    Data and labels stay here. What leaves is said when it starts: the update of the shared network,
-    the numbers that the agreed method needs, and the head only where it is agreed that heads are
-    shared. Reconnects by itself, and ends when the run has finished.
+    Data and labels stay on this machine. At the start it prints what leaves: the update of the
+    shared network, the numbers that the agreed method needs, and the head only where sharing heads
+    is agreed. It reconnects automatically, and ends when the run has finished.
     """
     from fedgradnorm._flower.wire import check_installed
 

@@ -1,4 +1,4 @@
-"""What the commands share: where they speak, how they fail, how they show that data is coming."""
+"""What the commands share: their output, their errors, and a progress bar for data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Commands(TyperGroup):
     """The group of all commands: every error that is ours becomes one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        if not is_leader():  # one of torchrun's other processes: rank 0 speaks for all
+        if not is_leader():  # one of torchrun's other processes: rank 0 prints for all
             out.quiet = err.quiet = True
         with one_press(), _warnings_shown():
             try:
@@ -91,13 +91,13 @@ def say(text: Any = "") -> None:
 
 
 def tell(notes: Iterable[str]) -> None:
-    """Print what should be known beside a result, to stderr."""
+    """Print what should be known along with a result, to stderr."""
     for note in notes:
         err.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
 def show_report(report: Report, crowd: Grid | None = None) -> None:
-    """The first table of a report, of many clients the ``crowd``, and what to know beside it."""
+    """The first table of a report, of many clients the ``crowd``, and notes about it."""
     from fedgradnorm._report.tables import shown_grids
 
     if crowd is not None:
@@ -116,14 +116,14 @@ def show_page(page: Page, path: Path) -> None:
 
 @contextmanager
 def resumable(command: str) -> Iterator[None]:
-    """Ctrl-C inside says how to go on."""
+    """Ctrl-C inside shows how to continue."""
     try:
         yield
     except KeyboardInterrupt as stop:
         reached = str(stop).partition(";")[0]
         if not reached:  # before anything was kept
             raise
-        raise KeyboardInterrupt(f"{reached}; go on with: {command}") from None
+        raise KeyboardInterrupt(f"{reached}; continue with: {command}") from None
 
 
 @contextmanager

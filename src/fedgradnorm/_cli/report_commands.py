@@ -16,14 +16,14 @@ from fedgradnorm._runs.layout import REPORT
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some."),
+        typer.Argument(metavar="RUN...", help="Run folders, or folders of runs."),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The page (.html).", show_default=False)
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open what was written.")] = False,
 ) -> None:
-    """Show runs side by side: a table, and a page of curves that needs nothing but a browser.
+    """Show runs side by side: a table, and a page of curves for any browser.
 
     Runs of one method are taken as its seeds. Without --out the page is report.html in the folder
     given, or in the working folder where there are several. It is one file and works offline.
@@ -50,9 +50,9 @@ def report(
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Whose network and head.")],
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client to export.")],
     path: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Where to, such as model.pt2 or model.onnx.")
+        Path, typer.Argument(metavar="FILE", help="The file, such as model.pt2 or model.onnx.")
     ],
 ) -> None:
     """Write one client of a run as one program that takes raw inputs.

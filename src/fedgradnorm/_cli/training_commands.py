@@ -27,7 +27,7 @@ Allow = Annotated[
     typer.Option(
         "--allow-module",
         metavar="MODULE",
-        help="Let the config's network be MODULE:factory, a program of yours. May be repeated.",
+        help="Allow MODULE:factory, your own code, as the config's network. May be repeated.",
         show_default=False,
     ),
 ]
@@ -41,7 +41,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="RUN",
-        help="Go on from a finished run: its network, and the heads of clients that it knows.",
+        help="Start from a finished run: its network, and the heads of clients that it knows.",
         show_default=False,
     ),
 ]
@@ -57,7 +57,7 @@ def run(
 ) -> None:
     """Train one config and keep everything in a run folder.
 
-    The folder is OUTPUT/NAME-METHOD-seedSEED, with a number where that is taken. It holds the
+    The folder is OUTPUT/NAME-METHOD-seedSEED, with a number added if that exists. It holds the
     resolved config, a log, metrics.csv, checkpoints, and at the end the trained network and heads.
 
     Examples:
@@ -85,10 +85,10 @@ def resume(
     *,
     allow: Allow = None,
 ) -> None:
-    """Go on with a run that was stopped, from its last checkpoint.
+    """Resume a stopped run from its last checkpoint.
 
-    On the CPU the finished run is bit for bit the one that was never stopped. A finished run is
-    only shown.
+    On the CPU the result is bit-for-bit identical to that of an uninterrupted run. A finished run
+    is only shown.
     """
     from fedgradnorm._runs.layout import MANIFEST
     from fedgradnorm._runs.manifest import read_manifest

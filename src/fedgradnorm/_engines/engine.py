@@ -182,7 +182,7 @@ class Engine:
         return {key: rows[key].index_select(0, group.index) for key in group.part.read}
 
     def plan(self, active: Sequence[str]) -> Plan:
-        """Who takes part, and where their rows are; kept while the same clients take part."""
+        """Who participates, and where their rows are; kept while the participants stay the same."""
         if self._plan is not None and self._plan.active == tuple(active):
             return self._plan
         groups, places = self.table.group(active), None
@@ -589,7 +589,7 @@ class Engine:
     def head_rows(self, names: Sequence[str]) -> Tensor:
         """The heads of some clients, which are of one shape, as rows.
 
-        Linear heads of clients that never took part are drawn, and get no row in the table by it.
+        Linear heads of clients that never participated are drawn, which adds no row to the table.
         """
         new = [] if tuple(names) in self._groups else self.table.without_rows(names)
         drawn = self._heads.rows([self.clients[name] for name in new]) if new else None
@@ -645,7 +645,7 @@ class Engine:
         return self.table if self.many else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows of all clients that took part so far, as copies."""
+        """The rows of all clients that have participated so far, as copies."""
         return self.table.changed(everything=True)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -163,7 +163,7 @@ def measured(answered: Iterable[Answered], split: str) -> Scores:
     """Each client's loss and metrics.
 
     On a GPU every number that is asked for waits for all work. So answers wait there for those of
-    others, and come to the host with one copy. Losses and metrics of one's own may hold tensors of
+    others, and come to the host with one copy. Custom losses and metrics may hold tensors of
     one device: they are measured where the answers are, and so are very many of these.
     """
     found, waiting, numbers = Scores(), list[Answered](), 0

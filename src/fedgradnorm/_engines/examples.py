@@ -167,7 +167,7 @@ class Examples:
     def in_turn(self, names: Sequence[str], round_number: int) -> Iterator[str]:
         """The clients one after another; while one works, the batches of the next are read.
 
-        Where everybody takes part, that is the first client again, in the round after.
+        Where every client participates, that is the first client again, in the round after.
         """
         for k, name in enumerate(names):
             self._expect(name, round_number)

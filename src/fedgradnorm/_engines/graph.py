@@ -2,7 +2,7 @@
 
 A round is captured once, clients and server: rows of the active clients are read by index, batches
 by row numbers, and everything that differs between rounds is a line of one table on the device. So
-a graph serves every round in which as many clients of each part take part.
+a graph serves every round with the same number of active clients in each part.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Graph:
                 self._replay()
             done += step
         floating = [t for some in self._live for t in some if t.is_floating_point()]
-        # columns that hold NaN for clients that never took part
+        # columns that hold NaN for clients that never participated
         firsts = {part.rows[FIRST_LOSS].data_ptr() for part in self._engine.table.parts}
         ends = torch._foreach_norm([t for t in floating if t.data_ptr() not in firsts])
         results, end = self._log[: len(plans)].cpu(), torch.stack([e.double() for e in ends]).cpu()
@@ -146,7 +146,7 @@ class Graph:
 
 
 def _form(plan: Plan) -> tuple[object, ...]:
-    """What the plans of one graph have in common."""
+    """What the plans of one graph share."""
     return plan.owners, *((id(group.part), len(group.names)) for group in plan.groups)
 
 

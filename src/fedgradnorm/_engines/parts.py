@@ -111,7 +111,7 @@ class ClientPart(Part):
         self.moved = [OWN, *self.buffers, *moments]  # what a round changes, and what it reads
         self.read = [*self.moved, *(key for key in (SCALE, SHARE, CLASSES) if key in fresh)]
         self.tied = _tied(self.whole)
-        self.known_rows = set[int]()  # of clients that took part in this process
+        self.known_rows = set[int]()  # of clients active so far in this process
         linear = type(self.head) is nn.Linear and self.head.bias is not None
         self.linear = linear and len(self.heads.shapes) == 2 and not client.task.shape
         self.plain = self.linear and not self.reaches_in and client.task.is_plain

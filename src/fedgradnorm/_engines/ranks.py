@@ -123,7 +123,7 @@ def _noticing_loss(world: World) -> Iterator[None]:
         reason = " ".join(str(error).split())[:120]
         raise RankLost(
             f"rank {world.rank} of {world.size}: another rank has died or does not answer "
-            f"({reason}); the last checkpoint stands, resume with any number of ranks"
+            f"({reason}); the last checkpoint is intact, resume with any number of ranks"
         ) from error
 
 
@@ -137,7 +137,7 @@ def stoppable(world: World) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise RankLost(
             f"rank {world.rank} of {world.size} was told to end, as when another rank has died; "
-            "the last checkpoint stands, resume with any number of ranks"
+            "the last checkpoint is intact, resume with any number of ranks"
         )
 
     before = signal.signal(signal.SIGTERM, stop)

@@ -1,4 +1,4 @@
-"""A network of one's own at the end: a client tunes a private copy on its own examples.
+"""Personal networks at the end: each client tunes a private copy on its own examples.
 
 Source: fine-tuning after federated training, as in Yu, Bagdasaryan and Shmatikov, "Salvaging
 federated learning by local adaptation" (2020), with the step chosen by the client's own validation

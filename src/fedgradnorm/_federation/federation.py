@@ -280,7 +280,7 @@ class Federation:
         return flat.module
 
     def all_trained(self) -> dict[str, Exported]:
-        """What every client has learned; under torchrun all ranks take part in this."""
+        """What every client has learned; under torchrun all ranks must call this."""
         return self.ends.engine.exported_all()
 
     def head_tables(self) -> list[tuple[list[str], Tensor, Tensor]] | None:

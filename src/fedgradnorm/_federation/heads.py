@@ -58,9 +58,9 @@ def random_because(client: Client, settings: Settings, in_common: bool = False) 
     if client.privacy is not None:
         return "privacy: the account has no mean of targets"
     if in_common and not own_names(["bias"], settings.head_own):
-        return "in common: a server knows no targets"
+        return "shared heads: a server knows no targets"
     if not client.task.knows_baseline:
-        return "a loss or kind of one's own"
+        return "a custom loss or kind"
     if isinstance(client.train[1], StreamedTargets):
         return "targets that are read with their examples"
     return ""
@@ -328,8 +328,8 @@ class SharedHeads:
         """The names of each group and its heads after a round, as rows.
 
         ``heads`` gives the heads of some clients as rows. Each client counts as in the server's own
-        step. Clients that did not take part get the mean too: the head is theirs as much as the
-        others'. A group of which nobody took part is left as it is, and so is everybody's own part.
+        step. Clients that did not participate get the mean too: the head is theirs as much as the
+        others'. A group without participants is left as it is, and so is everybody's own part.
         """
         signals = reports.signals(Needs.NOTHING).among(len(weights))
         share = coefficients(weights, signals, by)
@@ -343,9 +343,9 @@ class SharedHeads:
                 yield names, found.index_copy(1, columns, mean)
 
     def _parts(self, share: Tensor, even: Tensor) -> Tensor:
-        """Shares of a group that sum to 1, or all 0 where nobody took part.
+        """Shares of a group that sum to 1, or all 0 where nobody participated.
 
-        The shares of a task may sum to 0 (Krum chose a client of another one), or to little beside
+        The shares of a task may sum to 0 (Krum chose a client of another one), or to little next to
         their terms (weights may be negative). Its clients count evenly then.
         """
         if self.how == "all":

@@ -28,7 +28,7 @@ TUNING = ("steps", "lr", "what")
 class Agreement:
     """A run as every participant has agreed to it.
 
-    ``scalars`` is what a client sends beside its update: exactly what the method's ``needs`` names.
+    ``scalars`` is what a client sends besides its update: exactly what ``needs`` names.
     """
 
     settings: Settings
@@ -136,7 +136,7 @@ def check_tuning(table: Mapping[str, Any] | None) -> None:
 
 
 def sent_scalars(weighting: Weighting, settings: Settings) -> tuple[str, ...]:
-    """What a client must send beside its update, and nothing more."""
+    """What a client must send besides its update, and nothing more."""
     names: list[str] = []
     if Needs.SIZE in weighting.needs or settings.aggregate == "by_size":
         names.append("size")

@@ -2,7 +2,7 @@
 
 An order without a usable answer is a miss: nothing came in time, the client said that it failed,
 or its answer was refused. After ``misses`` of them in a row the client is suspended. It counts as
-not taking part for 1, 2, 4, ... rounds, at most ``pause``; after each such pause it is asked once.
+absent for 1, 2, 4, ... rounds, at most ``pause``; after each such pause it is asked once.
 It is asked earlier when it had been disconnected and is connected again. A usable answer ends all
 of it. A client of which ``refusals`` answers were refused since its last usable one is shut out.
 """
@@ -78,7 +78,7 @@ class Attendance:
 
     def good(self, name: str) -> None:
         if self.until[name]:
-            log.warning("client %r takes part again", name)
+            log.warning("client %r participates again", name)
         for table in (self.misses, self.refusals, self.pauses, self.until, self.away):
             table[name] = 0
 

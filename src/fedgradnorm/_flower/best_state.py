@@ -1,7 +1,7 @@
 """A client's best state of a run, judged by its own validation rows, in a file of its own.
 
 The server sees no validation loss. So each client looks at the network that it is sent, with its
-own head, and keeps a copy of both where they do better than before. What is kept is the client's
+own head, and keeps a copy of both where they do better than before. The copy is the client's
 alone: others may keep another round's network. A round that the server repeats brings the same
 network, so it is not judged again.
 """
@@ -49,7 +49,7 @@ class Present:
         self.load(state["client"])
 
     def row(self) -> dict[str, Any]:
-        """The client's row, and in how many rounds it took part."""
+        """The client's row, and in how many rounds it participated."""
         row = self.engine.client_state(self.name)
         return {"rounds": int(row[ROUNDS]), "row": row}
 

@@ -296,4 +296,4 @@ def _evaluated(number: int, split: str, table: Mapping[str, Mapping[str, float]]
 
 
 SCALARS = ("size", *SENT)
-"""What may be asked of a client beside its update."""
+"""What may be asked of a client besides its update."""

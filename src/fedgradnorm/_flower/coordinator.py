@@ -128,7 +128,7 @@ class Coordinator:
                 self._await({*drawn, *asked}, least)
         raise TrainingError(
             f"round {self.round + 1}: {len(good)} good answers, {least} are needed; "
-            "look at the clients' logs, then go on with --resume"
+            "check the clients' logs, then continue with --resume"
         )
 
     def _await(self, names: Iterable[str], least: int) -> None:
@@ -148,7 +148,7 @@ class Coordinator:
             time.sleep(AWAY)
 
     def _asked(self, drawn: list[str]) -> list[str]:
-        """Who of those drawn takes part; everybody else who does, where they are all shut out."""
+        """The drawn clients that participate; all others that do, if those are all shut out."""
         if not drawn:
             return []
         needed, online = min(self.patience.minimum, len(drawn)), self.exchange.online
@@ -157,7 +157,7 @@ class Coordinator:
         )
 
     def _least(self, drawn: list[str], asked: list[str]) -> int:
-        """Good answers that the round needs: ``minimum``, or of all who still take part."""
+        """Good answers that the round needs: ``minimum``, or those of all who still participate."""
         if not drawn:
             return 0
         if self.patience.minimum:
@@ -277,8 +277,8 @@ class Coordinator:
         for name in self.names:
             counts = (self.states[name], self.round, self.missed[name], self.refused[name])
             if any(counts[2:]):
-                words = "client %r took part in %d of %d rounds: %d orders were not answered, and "
-                log.warning(words + "%d answers refused", name, *counts)
+                words = "client %r participated in %d of %d rounds: %d orders were not answered, "
+                log.warning(words + "and %d answers refused", name, *counts)
         self.monitor.frozen.sum_up(self.round)
 
     def _average_heads(

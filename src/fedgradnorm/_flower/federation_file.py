@@ -49,7 +49,7 @@ class TaskTerms:
 
 @dataclass(frozen=True)
 class FederationFile:
-    """``federation.toml``: who takes part, where the server listens, how long it waits.
+    """``federation.toml``: who participates, where the server listens, how long it waits.
 
     Args:
         clients: the names of all clients, none twice.
@@ -57,7 +57,7 @@ class FederationFile:
         port: where the server listens.
         listen: the address that the server listens at; "0.0.0.0" is all of the machine's.
         deadline: seconds that a round waits for answers, above 0.
-        minimum: how many good answers a round needs; 0 is those of all that take part.
+        minimum: how many good answers a round needs; 0 is those of all participants.
         attempts: how often a round with fewer good answers is tried in all, above 0.
         wait: seconds that ``serve`` waits for clients to connect before it gives up, above 0.
         longest: the largest length of an update that is used, above 0.
@@ -73,7 +73,7 @@ class FederationFile:
             never.
         pause: the most rounds for which a client is suspended; the first time it is one round.
         tasks: who has which task, a table each. The server must know it where heads are shared.
-        private: whether the server sees only sums; ``roster.toml`` beside the file has what is
+        private: whether the server sees only sums; ``roster.toml`` next to the file has what is
             agreed for that.
     """
 

@@ -79,7 +79,7 @@ class GroupHeads:
         return cuts
 
     def _brought_near(self, sent: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[Cut]]:
-        """Heads that go no further than the bound allows beside the others of their group."""
+        """Heads clipped to the bound, which depends on the other heads of their group."""
         near, cuts = dict(sent), list[Cut]()
         if self.bounds is None:
             return near, cuts

@@ -196,7 +196,7 @@ def end_with_supervisor() -> None:
 
 
 def private_terms(given: ClientFile) -> PrivateTerms | None:
-    """What is agreed beside the run, where this client asks for a private federation."""
+    """What is agreed besides the run, where this client asks for a private federation."""
     if not given.private:
         return None
     from fedgradnorm._flower.private.private_terms import read_terms

@@ -30,8 +30,8 @@ log = logging.getLogger("fedgradnorm")
 LEFT = (LEDGER_SEEN, OWN_HISTORY, RESULT)
 """What a run that used the data leaves behind, besides the client's state."""
 
-SPENT = "its privacy budget is spent; it no longer takes part"
-"""All that the server is told."""
+SPENT = "its privacy budget is spent; it no longer participates"
+"""All that the server learns."""
 
 
 def at_home(client: Client, rounds: int) -> Client:

@@ -139,7 +139,7 @@ def check_registered(federation: Path, terms: FederationFile) -> None:
 
 
 class _Serving:
-    """What goes on around the rounds: who is let in, who is there, the status, the audit log."""
+    """What happens around the rounds: who is let in, who is there, the status, the audit log."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class _Serving:
             state = coordinator.attendance.state_of(name, coordinator.round)
             if state != self.known.get(name, ""):
                 about = {"run": coordinator.run, "round": coordinator.round}
-                self.audit.add(state or "takes part again", client=name, **about)
+                self.audit.add(state or "participates again", client=name, **about)
                 self.known[name] = state
 
     def rounds(self, saved: RunFolder, show: Show) -> None:
@@ -198,12 +198,12 @@ class _Serving:
                 self.status(self.server.connected(), "training")
             except TrainingError as error:
                 saved.save_checkpoint()
-                raise TrainingError(f"{error}; checkpoint kept, go on with --resume") from error
+                raise TrainingError(f"{error}; checkpoint kept, continue with --resume") from error
             if show is not None:
                 show(event)
 
     def meet(self, waiting: Callable[[list[str], float], None] | None) -> None:
-        """Wait for all who take part; after ``wait`` seconds the least number will do.
+        """Wait for all participants; after ``wait`` seconds the least number will do.
 
         A run whose rounds are over waits only for those who may want its network.
         """

@@ -77,7 +77,7 @@ def init_federation(
     their configs say. ``options`` go to federation.toml. With ``private`` the server will see only
     sums. With ``keys`` the clients' keys are made here, for a federation on one machine; otherwise
     each client makes its own (:func:`make_keys`) and the server registers them (:func:`register`).
-    Everything is written beside ``folder`` first: after a kill there is no half a federation.
+    Everything is written next to ``folder`` first, so a kill never leaves half a federation.
     """
     from fedgradnorm._flower.wire.keys import make_authority
 
@@ -175,7 +175,7 @@ class PublicKeys:
 
 
 def make_keys(folder: Path, name: str, renew: bool = False) -> PublicKeys:
-    """Make a client's keys in its own folder, where they stay, and NAME.public.toml beside them.
+    """Make a client's keys in its own folder, where they stay, and NAME.public.toml next to them.
 
     With ``renew`` the old private keys are kept as ``*.old``.
     """
@@ -246,7 +246,7 @@ def register(folder: Path, given: Sequence[PublicKeys]) -> Mapping[str, PublicKe
         checkpoint.write_atomically(path, text)
     if terms.private and set(found) == set(terms.clients):
         path, bounds = folder / ROSTER, (terms.longest, terms.largest_ratio, -1)
-        if path.exists():  # what is agreed beside the keys stays as it is
+        if path.exists():  # what is agreed besides the keys stays as it is
             agreed = read_terms(path)
             bounds = (agreed.longest, agreed.largest_ratio, agreed.colluders)
         PrivateTerms({name: found[name].signing for name in terms.clients}, *bounds).write(path)
@@ -263,7 +263,7 @@ def registered(folder: Path) -> dict[str, PublicKeys]:
 
 
 def revoke(folder: Path, name: str) -> PublicKeys:
-    """Let a client in no more; a server that is running notices before its next round."""
+    """Revoke a client's access; a running server notices before its next round."""
     choose(name, read_federation(folder).clients, f"client in {FEDERATION}")
     path = folder / REGISTERED / public_file(name)
     if not path.exists():

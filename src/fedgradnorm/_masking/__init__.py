@@ -5,7 +5,7 @@ Knows no transport. Messages are plain tables of texts and numbers, vectors are 
 ring          numbers and vectors as words that can be added and masked
 mask_stream   masks: words that nobody can tell from chance
 shamir        a secret in shares, of which some are enough and fewer say nothing
-roster        who takes part, and messages signed by them
+roster        who participates, and messages signed by them
 attempt_keys  the keys of one attempt, and shares sealed for one reader
 subject       what a sum is of: all that an input depends on
 revealed      which sums a client has let be seen

@@ -75,7 +75,7 @@ class Gathering:
 
     @property
     def enough_keys(self) -> bool:
-        """Whether so many clients showed keys that the others will go on."""
+        """Whether so many clients showed keys that the others will continue."""
         return len(self.keys) >= least_shown(len(self.cohort), self.colluders)
 
     def add_keys(self, sender: str, message: Any) -> None:
@@ -181,7 +181,7 @@ class Gathering:
         return [name for name in self.givers if len(self.inputs) - told[name] < self.least]
 
     def complaints(self) -> dict[str, str]:
-        """Who wrote letters that cannot be read, or says so falsely.
+        """Who wrote letters that cannot be read, or falsely claims so.
 
         Of every complaint one side lies. With c liars, whoever is in more than c of them is one.
         """

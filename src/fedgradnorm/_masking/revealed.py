@@ -37,16 +37,16 @@ class Revealed:
         """Unsafe if it is another run of an agreement than the first one."""
         if self.facts.get((RUN, agreement), run) != run:
             raise Unsafe(
-                "it took part in another run of this agreement, and the difference of sums would "
-                "show single clients; agree on a new run.toml, with another seed"
+                "it participated in another run of this agreement, and the difference of sums "
+                "would show single clients; agree on a new run.toml, with another seed"
             )
 
     def check_kept(self, agreement: str, run: str, count: int) -> None:
         """Unsafe if this lacks a run, or some of the ``count`` facts, known to have been here."""
         if self.facts.get((RUN, agreement)) != run or len(self.facts) < count:
             raise Unsafe(
-                "its record of the sums it has let be seen was lost or put back, so it cannot go "
-                "on; leave this client out, and agree on a new roster and seed"
+                "its record of the sums it has let be seen was lost or put back, so it cannot "
+                "continue; leave this client out, and agree on a new roster and seed"
             )
 
     def seen(self, network: str, phase: Phase) -> bool:

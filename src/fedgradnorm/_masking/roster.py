@@ -1,4 +1,4 @@
-"""Who takes part, by public keys that nobody can add to, and messages signed by them.
+"""Who participates, by public keys that nobody can add to, and messages signed by them.
 
 A signature is over the run, the attempt, the step and everything that is said in it, so no message
 can be used for another attempt, step or sender.
@@ -267,7 +267,7 @@ def names_digest(names: Iterable[str]) -> str:
 
 
 def to_text(data: bytes) -> str:
-    """Bytes as they stand in a message."""
+    """Bytes as text, for a message."""
     return base64.b64encode(data).decode()
 
 

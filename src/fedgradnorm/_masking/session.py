@@ -253,7 +253,7 @@ class Session:
     def _cohort(self, round_number: int) -> Sequence[str]:
         cohort = self.cohort(round_number)
         if self.signer.name not in cohort:
-            raise Unsafe(f"round {round_number} is one that this client does not take part in")
+            raise Unsafe(f"round {round_number} is one in which this client does not participate")
         return cohort
 
     def _begin(self, attempt: Attempt, subject: Subject) -> None:

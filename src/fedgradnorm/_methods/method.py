@@ -159,7 +159,7 @@ class Method:
 
     @property
     def needs(self) -> Needs:
-        """What the server must see of a client, beside the sum of updates."""
+        """What the server must see of a client, besides the sum of updates."""
         return getattr(self.weighting, "needs", Needs.NOTHING)
 
     @property
@@ -170,7 +170,7 @@ class Method:
 
     @property
     def beyond_sums(self) -> str:
-        """What the server must see of its clients beside sums over them; "": nothing."""
+        """What the server must see of its clients besides sums over them; "": nothing."""
         return getattr(self.weighting, "beyond_sums", "")
 
 

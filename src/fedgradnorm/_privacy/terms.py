@@ -18,7 +18,7 @@ LARGEST_EPSILON = 20.0
 
 @dataclass(frozen=True)
 class _Promise:
-    """What both kinds of promises have in common."""
+    """What both kinds of promises share."""
 
     epsilon: float
     delta: float

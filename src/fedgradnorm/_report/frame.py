@@ -296,7 +296,7 @@ def partner(one: Group, method: str, groups: Sequence[Group]) -> Group | None:
 
 
 def paired(frame: pd.DataFrame, measure: str, base: str = "base") -> pd.DataFrame:
-    """Every row beside its base's row of the same seed and task, with its relative ``gain`` in %.
+    """Every row with its base's row of the same seed and task, and its relative ``gain`` in %.
 
     ``ours`` and ``theirs`` are the values. Scores are compared only on held-out data.
     """

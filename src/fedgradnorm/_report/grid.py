@@ -86,7 +86,7 @@ class Grid:
         return names
 
     def csv_cells(self, row: Sequence[Cell], column: int) -> list[str]:
-        """What stands in these CSV columns: numbers with twelve digits, or the text."""
+        """The contents of these CSV columns: numbers with twelve digits, or the text."""
         suffixes = dict.fromkeys(s for other in self.rows for s in other[column].numbers)
         if not suffixes:
             return [spreadsheet_text(row[column].text)]

@@ -348,7 +348,7 @@ def _last_round(table: Path) -> int:
 
 
 def _locked_files() -> set[int]:
-    """The inodes of files that some process has locked, where the system says so."""
+    """The inodes of files that some process has locked, where the system reports them."""
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/locks").read_text().splitlines()
         return {int(line.split()[5].rpartition(":")[2]) for line in lines if "->" not in line}

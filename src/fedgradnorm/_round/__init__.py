@@ -1,1 +1,1 @@
-"""One round: settings, who takes part, the client's work, the server's step, evaluation."""
+"""One round: settings, participation, the client's work, the server's step, evaluation."""

@@ -75,7 +75,7 @@ class Batches:
 
     WINDOW = 1 << 21  # examples drawn ahead at most (but at least one round's)
     ROUNDS = 256  # drawn at once at least: a GPU must not wait for the next ones
-    FEW = 200  # clients whose batches are drawn for many rounds at once, whoever takes part
+    FEW = 200  # clients whose batches are drawn for many rounds at once, active or not
 
     def __init__(
         self,

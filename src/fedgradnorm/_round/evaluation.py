@@ -30,7 +30,7 @@ def evaluate(
     """Loss and metrics over a whole split, with dropout off and running statistics in use.
 
     Of a streamed split at most two pieces of inputs are in memory, and all outputs and targets: on
-    the host, unless a loss or metric of one's own may need them where they were made.
+    the host, unless a custom loss or metric may need them where they were made.
     """
     if isinstance(x, Streamed):
         outputs, targets = list[Tensor](), list[Tensor]()

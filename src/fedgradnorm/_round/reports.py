@@ -63,7 +63,7 @@ class Reports:
 
 @dataclass(frozen=True)
 class Record:
-    """One round: the clients that took part and a column of numbers per quantity.
+    """One round: the clients that participated and a column of numbers per quantity.
 
     ``columns`` has ``loss``, ``loss_ratio``, ``grad_norm``, ``weight`` and ``weight_frozen``: one
     value for each of ``clients``; registered columns are there, too. ``failed`` are the clients

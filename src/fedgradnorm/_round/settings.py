@@ -33,7 +33,7 @@ from fedgradnorm._round.server import Aggregate, ServerState, StepWith
 
 Precision = Literal["float32", "tf32", "bf16"]
 MANY = 200
-"""Registered clients from which on the engines ask how many of them take part in a round."""
+"""With so many registered clients or more, engines ask how many participate in a round."""
 
 ExecutorName = str
 WeightPer = Literal["client", "task"]
@@ -183,7 +183,7 @@ def _tuning(name: str, value: object) -> dict[str, Any]:
 MEANINGS = {
     "steps": "steps at most, 1 or more",
     "lr": "learning rate, above 0; lr by default",
-    "what": '"head", "network" (both), or a list of layers beside the head',
+    "what": '"head", "network" (both), or a list of layers besides the head',
 }
 """The keys of ``personalize``."""
 
@@ -739,7 +739,7 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
         return max(1, math.ceil(epochs * self.rounds_per_epoch(sizes) - 1e-9))
 
     def few_take_part(self, clients: int) -> bool:
-        """Whether there are many clients, of which at most half take part in a round."""
+        """Whether there are many clients, of which at most half participate in a round."""
         plan = self.participation
         if isinstance(plan, (int, float)):
             most = round(plan * clients)
@@ -768,7 +768,7 @@ TOP = tuple(name for name in FIELDS if name not in GROUP_OF)
 """The settings that belong to no group."""
 
 SWITCHES = {"keep_best": "keep", "early_stopping": "patience"}
-"""Groups that switch something on just by being there, and the setting that says so."""
+"""Groups that enable something by being present, and the setting that they enable."""
 
 
 def key_of(name: str) -> str:

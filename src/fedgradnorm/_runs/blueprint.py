@@ -34,7 +34,7 @@ def describe(module: nn.Module) -> Blueprint | None:
     if getattr(nn, name, None) is not type(module):
         return None
     if isinstance(module, nn.Sequential):
-        # named_children() would leave out a layer that stands in two places.
+        # named_children() would leave out a layer that occurs in two places.
         parts = {key: describe(child) for key, child in module._modules.items()}
         return None if None in parts.values() else {"layer": name, "parts": parts}
     options = _options(module)

@@ -1,4 +1,4 @@
-"""A tidy table of a run: in memory and, append-only and exact to the bit, in a CSV file."""
+"""A tidy table of a run: in memory and, append-only and bit-exact, in a CSV file."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Table:
         self._told = len(self.rows)
 
     def reattach(self, path: Path, size: int, checksum: str) -> None:
-        """Go on with a file as it was at ``size`` bytes; later rows are of rounds not kept."""
+        """Continue a file as it was at ``size`` bytes; later rows are of rounds not kept."""
         self.recall(path, size, checksum)
         self._file, self._folder = opened_to_write(path, "r+"), path.parent
         self._file.truncate(size)

@@ -17,7 +17,7 @@ from fedgradnorm.weighting import Static
 SPENT = "epsilon"
 """What a private client has spent so far; a column only where there is one."""
 NOT_PRIVATE_EPSILON = f"{SPENT}: {NOT_PRIVATE}"
-"""The column that stands in its place where noise came from a seed."""
+"""The column used instead where noise came from a seed."""
 UNTUNED = "untuned-"
 """Before the name of a split that was evaluated before clients tuned what they keep."""
 
@@ -57,7 +57,7 @@ def metric_columns(rows: Iterable[Row]) -> set[str]:
 
 
 def averaged_weights(folder: str | Path) -> dict[str, float]:
-    """Each client's mean weight over the rounds it took part in, of the finished run there."""
+    """Each client's mean weight over its active rounds, of the finished run there."""
     path = Path(folder)
     manifest = read_manifest(path)
     if not manifest["finished"]:

@@ -43,7 +43,7 @@ REPORT, TABLES, FIGURES = "report.html", "tables", "figures"
 """What a report of runs writes: its page, and the folders of its tables and figures."""
 
 BENEFIT = "benefit.csv"
-"""Beside the runs of a federation and of its clients alone: the benefit of each."""
+"""Next to the runs of a federation and of its clients alone: the benefit of each."""
 
 TRACKED, TRACKED_FILES = "mlflow.db", "mlflow-artifacts"
 """Next to the run folders, where MLflow tracks them."""
@@ -53,15 +53,15 @@ WATCHED = "wandb-runs"
 
 FEDERATION, LINK_DATABASE = "federation.toml", "superlink.db"
 REGISTERED, REVOKED, STATUS = "registered", "revoked", "status.json"
-"""In a federation's folder: who takes part, Flower's database, the clients' public keys, those that
-are let in no more, and how the run is doing."""
+"""In a federation's folder: its participants, Flower's database, the clients' public keys, the
+revoked ones, and the status of the run."""
 
 CLIENT, AGREED, JOIN_LOG = "client.toml", "run.toml", "join.log"
 """In a client's own folder: who it is, the run it agreed to, and what ``join`` said."""
 SERVER_CERTIFICATE, SERVER_KEY = "server.pem", "server.key"
 """In a federation's folder: what the server shows and keeps to itself."""
 CA, KEY, STATE = "ca.pem", "client.key", "state"
-"""Beside them: the certificate it trusts, its private key, and the folder of its state."""
+"""Next to them: the certificate it trusts, its private key, and the folder of its state."""
 
 ROSTER, SIGNING = "roster.toml", "signing.key"
 """In a private federation: the public keys of all clients, and a client's own to sign with."""
@@ -69,13 +69,13 @@ ROSTER, SIGNING = "roster.toml", "signing.key"
 NODE, SLOTS = "node", ("state-0.safetensors", "state-1.safetensors")
 """In the folder of a client's state: which node it was, and its last two rounds."""
 LEDGER, LEDGER_SEEN = "privacy.jsonl", "privacy.witness"
-"""Beside them, of a private client: what it has spent, and in a run's folder what that run saw."""
+"""Next to them, of a private client: what it has spent, and in a run's folder what that run saw."""
 BEST, RESULT, OWN_HISTORY = "best.safetensors", "result", "history.jsonl"
-"""Beside them: the state that is best on its validation rows, the run folder of its result, and
+"""Next to them: the state that is best on its validation rows, the run folder of its result, and
 what it measured in each round."""
 
 MASKING, LEVELS, TRAINED = "masking.json", "levels", "trained.safetensors"
-"""Beside them, in a private federation: keys of attempts, the client's level, and its update."""
+"""Next to them, in a private federation: keys of attempts, the client's level, and its update."""
 REVEALED = "revealed"
 """In the folder of a client's state: which sums it has let be seen in all runs."""
 

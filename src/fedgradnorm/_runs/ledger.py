@@ -96,7 +96,7 @@ class Ledger:
     def charge(self, releases: Sequence[Steps], witness: Path | None = None, **about: Any) -> float:
         """Record releases before they are made; epsilon after them. BudgetSpent if it exceeds it.
 
-        ``about`` is written beside them, such as run and round; ``witness`` is a file of the run.
+        ``about`` is written with them, such as run and round; ``witness`` is a file of the run.
         """
         with self._locked():
             self._catch_up()

@@ -88,7 +88,7 @@ class Run:
         """Quantiles over clients: a row per round, split, task and quantity.
 
         Quantities are the loss, the weight and the metrics. A run of many clients recorded them of
-        all that took part or were evaluated, and its ``history`` has the rows of a few. Of other
+        all that participated or were evaluated, and its ``history`` has the rows of a few. Of other
         runs they are those of the rows in ``history``.
         """
         table = self.quantiles

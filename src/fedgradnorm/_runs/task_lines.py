@@ -86,7 +86,7 @@ def _column(quantity: str, line: str) -> str:
 
 
 def _judged(run: StoredRun, groups: Mapping[str, str]) -> dict[str, Judged]:
-    """How a task is judged: as its first client is, beside the mean constant baseline of all."""
+    """How a task is judged: as its first client is, against the mean constant baseline of all."""
     members: dict[str, list[Judged]] = {}
     for name, by in run.judged.items():
         members.setdefault(groups[name], []).append(by)

@@ -2,7 +2,7 @@
 
 The table has one part per structure. A part holds the clients whose rows have the same keys and
 shapes, and who can be run in one call, as stacked tensors ``[clients, ...]``. Rows are created when
-a client is first asked for: a registered client that never takes part costs nothing.
+a client is first asked for: a registered client that never participates costs nothing.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Layout:
 class Part:
     """Clients of one structure, in stacked tensors ``rows`` that grow; ``like`` is the first.
 
-    ``fresh`` is the row of a client that has not taken part yet.
+    ``fresh`` is the row of a client that has not participated yet.
     """
 
     def __init__(self, like: Client, fresh: Mapping[str, Tensor]) -> None:
@@ -233,7 +233,7 @@ class ClientTable(Generic[AnyPart]):
         return [name for name, part in zip(names, parts, strict=True) if part == UNKNOWN]
 
     def known(self) -> list[str]:
-        """Who has taken part so far, in the order of clients."""
+        """Who has participated so far, in the order of clients."""
         return sorted(
             (part.names[row] for part in self.parts for row in _known(part)),
             key=self.position.__getitem__,

@@ -48,7 +48,7 @@ def benefit(
         network, clients: as for :func:`fedgradnorm.train`; every client needs test examples.
         by: classes are judged by accuracy (``score``), or by their ``loss``; numbers by the loss.
         folder: where both runs are kept, as ``joined`` and ``alone`` inside it.
-        resume: go on with what is in ``folder``; a run that is not there yet starts.
+        resume: continue the runs in ``folder``; a run that is not there yet starts.
         callbacks: as for :func:`fedgradnorm.train`, called in both runs. In the run without sharing
             an event's ``stage`` is "alone".
         training: method, weighting and settings, as for :func:`fedgradnorm.train`. Alone,

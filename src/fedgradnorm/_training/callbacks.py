@@ -50,7 +50,7 @@ class TrainingState:
         self.stopped = self.stopped or str(reason)
 
     def run(self) -> Run:
-        """The run as it stands, to be saved or used; under torchrun call it on all ranks."""
+        """The run so far, to be saved or used; under torchrun call it on all ranks."""
         raise NotImplementedError
 
 

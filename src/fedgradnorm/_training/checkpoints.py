@@ -34,7 +34,7 @@ class Follower:
         self.trainer, self.manifest = trainer, manifest
 
     def save_checkpoint(self) -> None:
-        """Take part in gathering the state, and give rank 0 the rows that it asks for."""
+        """Help to gather the state, and give rank 0 the rows that it asks for."""
         journal = self.trainer.journal
         self.trainer.state_dict(rows=journal is None)
         if journal is not None:

@@ -36,7 +36,7 @@ def live_display(
     """A display on stderr; call what it yields after each round.
 
     In a terminal it is drawn in place, at most eight times a second; elsewhere a plain line is
-    printed every five seconds and at the end. ``start_round`` is where a resumed run goes on.
+    printed every five seconds and at the end. ``start_round`` is where a resumed run continues.
     ``beside`` says what else there is to know after an event, such as how many runs are left.
     """
     console = console or Console(stderr=True)

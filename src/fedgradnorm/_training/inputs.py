@@ -68,7 +68,7 @@ def refused(function: str, name: str) -> ConfigError:
     why = _ELSEWHERE.get(name) or unknown(name)
     if function == "resume" and name in (*CHOICES, *RECORDED):
         why = (
-            "a resumed run keeps its settings; to go on with others, start a new run from it: "
+            "a resumed run keeps its settings; to continue with others, start a new run from it: "
             "fgn.train(fgn.load(folder), clients, ...)"
         )
     return ConfigError(f"{function}() takes no {name!r}: {why}")

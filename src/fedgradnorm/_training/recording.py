@@ -1,6 +1,6 @@
 """The history of a run: rows of rounds and evaluations, and quantiles where clients are many.
 
-The cost depends on the clients that took part in a round and on those whose rows are recorded.
+The cost depends on the clients that participated in a round and on those whose rows are recorded.
 """
 
 from __future__ import annotations

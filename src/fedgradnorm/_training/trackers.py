@@ -78,7 +78,7 @@ def open_sink(kind: Tracking, folder: str | Path, config: Mapping[str, Any]) -> 
             reason = shortened(str(error), 200) or type(error).__name__
             raise TrainingError(
                 f"{kind} cannot record the run ({reason}); repair or remove what it has written, "
-                "or go on without it: output.tracking = 'none'"
+                "or continue without it: output.tracking = 'none'"
             ) from error
 
     try:

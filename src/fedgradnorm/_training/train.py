@@ -157,8 +157,8 @@ def resume(
     for name, value in recorded(options).items():
         if value != (there := getattr(settings, name)):
             raise ConfigError(
-                f"{key_of(name)} is {there!r} in the run in {folder}, not {value!r}; a run goes on "
-                "with the settings it was started with, so leave the option out"
+                f"{key_of(name)} is {there!r} in the run in {folder}, not {value!r}; a run "
+                "continues with the settings it was started with, so leave the option out"
             )
     start, network = started(network, clients)
     return train_with(

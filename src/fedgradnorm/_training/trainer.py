@@ -313,7 +313,7 @@ class Trainer(TrainingState):
         self.recording.announce()
 
     def result(self) -> Run:
-        """The run as it stands; under torchrun all ranks take part in this."""
+        """The run so far; under torchrun all ranks must call this."""
         federation, recording, shared = self.federation, self.recording, None
         if federation.shares:
             shared = federation.shared_network(federation.server.shared)
@@ -331,7 +331,7 @@ class Trainer(TrainingState):
         return run
 
     def run(self) -> Run:
-        """The run as it stands, with tables of its own that do not grow any more."""
+        """The run so far, with tables of its own that do not grow any more."""
         run = self.result()
         run.table, run.quantiles = run.table.copy(), run.quantiles.copy()
         run.table.append(self.recording.pending)
@@ -458,7 +458,7 @@ def _heads_of_many(trainer: Trainer) -> dict[str, nn.Module]:
 
 
 def _infos(trainer: Trainer) -> dict[str, dict[str, Any]]:
-    """What run.json says of each client; many clients hold equal parts of it in common."""
+    """What run.json says of each client; many clients share equal parts of it."""
     recorded, few = trainer.recording.recorded, len(trainer.clients) <= ALL_ROWS
     seen: dict[str, Any] = {}
     infos = {}

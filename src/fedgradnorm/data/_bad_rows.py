@@ -46,7 +46,7 @@ class BadRows(Generic[Row]):
         """Note the first thing that is wrong with a row, or raise a DataError that names it.
 
         ``place`` says where the row is, unless ``row`` itself does; ``way_out`` what can be done
-        beside correcting it or leaving it out.
+        besides correcting it or leaving it out.
         """
         message = " ".join(f"{place or row!s}: {why}".split())
         if self.on_bad == "error":

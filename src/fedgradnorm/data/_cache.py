@@ -1,7 +1,7 @@
 """Prepared arrays kept on disk, memory-mapped, under a hash of what they were made from.
 
 An entry is a folder ``kind-hash`` with one ``.npy`` file per array and a ``manifest.json``. It is
-written beside its final place and renamed there in one step, so a reader sees all of it or none.
+written next to its final place and renamed there in one step, so a reader sees all of it or none.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _mapped(path: Path) -> NDArray[Any]:
 
 
 def _store(root: Path, entry: Path, arrays: Arrays, body: dict[str, Any]) -> None:
-    """Write a complete entry beside its place, then rename it there.
+    """Write a complete entry next to its place, then rename it there.
 
     What a power cut leaves half-written does not match its checksum, and is built again.
     """

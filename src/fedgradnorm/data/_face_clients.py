@@ -160,8 +160,8 @@ def face_clients(
     """So many clients per task, with disjoint training rows and all of the test rows.
 
     Rows are dealt to every task in ``sizes`` before ``tasks`` picks from them, so a client's rows
-    do not depend on who else takes part. The test rows of a task are one pair of tensors, which all
-    of its clients hold; the pictures are the same tensor for all tasks.
+    do not depend on who else participates. The test rows of a task are one pair of tensors, which
+    all of its clients hold; the pictures are the same tensor for all tasks.
     """
     scales = dict(loss_scale or {})
     for name in [*tasks, *scales]:

@@ -217,7 +217,7 @@ class Pathological(Partitioner):
 
     ``assignment``: ``"random"``; ``"first-deterministic"``, where part i surely holds class i
     (modulo the number of classes) and the rest is random; ``"deterministic"``, where part i holds
-    classes i, i + 1, ... A class that no part holds is left out, and the log says so.
+    classes i, i + 1, ... A class that no part holds is left out, with a line in the log.
 
     Args:
         parts: how many clients, 1 or more.

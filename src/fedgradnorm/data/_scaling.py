@@ -108,7 +108,7 @@ class Scaling:
         return output * self.target_std.to(output) + self.target_mean.to(output)
 
     def in_order(self, index: Tensor) -> Scaling:
-        """The scaling of inputs whose columns stand in other places."""
+        """The scaling of inputs whose columns are in another order."""
         if self.input_mean is None or self.input_std is None:
             return self
         return replace(self, input_mean=self.input_mean[index], input_std=self.input_std[index])

@@ -87,7 +87,7 @@ def _partitioned(
 def anchored(name: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """``options`` with paths that hold wherever the run is resumed from.
 
-    Files of your own are looked for beside the config (``base``); other relative paths there, in
+    Files of your own are looked for next to the config (``base``); other relative paths there, in
     the working folder, or left alone for the source to find in the user's data folder.
     """
     result = dict(options)

@@ -121,7 +121,7 @@ def clients(
         good = ~(np.isnan(x).any(axis=1) | np.isnan(y))
         logger.info("beijing: station %s, task %s: %d of %d hours have a gap and are left out",
                     station, name, len(good) - int(good.sum()), len(good))  # fmt: skip
-        # A station's own draw does not depend on who else takes part.
+        # A station's own draw does not depend on who else participates.
         rng = np.random.default_rng([seed, *station.encode()])
         who = f"client {station!r}, task {name!r}"
         parts = _drawn(who, time, good, rows, shares, rng)
@@ -155,7 +155,7 @@ def _shares(rows: int | None, test_share: float, validation_share: float) -> dic
 def _plan(
     stations: Sequence[str] | None, tasks: Sequence[str] | Mapping[str, str], known: Sequence[str]
 ) -> dict[str, str]:
-    """The task of each station that takes part."""
+    """The task of each participating station."""
     if stations is None and isinstance(tasks, Mapping):
         stations = list(tasks)
     stations = chosen("stations", stations, known)

@@ -44,7 +44,7 @@ def benefit(
 ) -> Benefit:
     """Train the config's method, and each client alone, from each seed; the mean over seeds.
 
-    The runs lie in ``<output>/<name>-benefit`` unless ``folder`` says otherwise: the method's and
+    The runs are in ``<output>/<name>-benefit`` unless ``folder`` says otherwise: the method's and
     ``local``'s. Called again, it keeps what is finished and resumes what is not.
     """
     place = benefit_folder(config) if folder is None else Path(folder)

@@ -222,7 +222,7 @@ def _closing(pool: ProcessPoolExecutor, stop: Any) -> Iterator[Callable[[], None
             raise
         finally:
             pool.shutdown(cancel_futures=True)
-            let_through()  # what was pressed at the end, or beside another error
+            let_through()  # what was pressed at the end, or during another error
 
 
 def _end_processes() -> None:

@@ -1,7 +1,7 @@
 """What of a network is shared, what each client keeps for itself, and what nobody trains.
 
 A parameter that does not require a gradient is frozen. Others are shared where the patterns of
-``shared`` match them, and private where not. A network that is divided says so itself: its
+``shared`` match them, and private where not. A divided network carries its division: its
 copies, flat vectors and norm layers then follow from that.
 """
 

@@ -79,7 +79,7 @@ class Fields(Composite):
         return {name: row_form(part) for name, part in self.fields.items()}
 
     def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """A keyword for each field, and ``NAME_mask`` beside sequences."""
+        """A keyword for each field, and ``NAME_mask`` for sequences."""
         found: dict[str, Tensor] = {}
         for name, part in self.fields.items():
             if isinstance(part, Sequences):
@@ -91,7 +91,7 @@ class Fields(Composite):
 
 
 class Sequences(Composite):
-    """Rows of different lengths: padded with zeros to the longest of a batch, beside a mask."""
+    """Rows of different lengths: padded with zeros to the longest of a batch, with a mask."""
 
     def __init__(self, rows: Sequence[Tensor]) -> None:
         self.rows = list(rows)

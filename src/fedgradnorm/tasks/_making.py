@@ -42,7 +42,7 @@ def classification(
     A list gives one number v_c for each class, scaled to w_c = v_c n / sum_j v[y_j]: the mean
     weight of a training row is 1, and the loss of all training rows is torch's weighted mean.
 
-    ``metrics`` beside the accuracy: functions by name, or a list of names such as "f1", of which
+    ``metrics`` besides the accuracy: functions by name, or a list of names such as "f1", of which
     tables show the first.
 
     With a ``shape``, such as (16, 16) for a mask, every position has a class. The head gives

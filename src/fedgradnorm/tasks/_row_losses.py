@@ -91,7 +91,7 @@ class WeightedLoss(ABC):
         return replace(self, weights=tuple(map(tuple, w.tolist())), _placed={})
 
     def table(self, like: Tensor) -> Tensor:
-        """The weights beside ``like``; kept there, since a captured round may not copy to a GPU."""
+        """The weights on ``like``'s device; kept, as a captured round may not copy to a GPU."""
         if self.weights is None:
             raise ConfigError("class weights are learned on a client's rows; make an fgn.Client")
         place = like.device, like.dtype

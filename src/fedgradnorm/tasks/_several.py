@@ -23,7 +23,7 @@ def task_rows(
     splits: Splits,
     given: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """What the client of each task is made of; all hold the very same inputs.
+    """What the client of each task is made of; all share the same inputs.
 
     Training rows that no task has a label for are left out of all of them, and a task without any
     label in a held-out split has no such split.

@@ -171,8 +171,8 @@ class AFL(Weighting):
 class RandomWeights(Weighting):
     """RLW: p is the softmax of numbers drawn afresh from N(0, 1) in every round.
 
-    What a client draws is decided by the run's seed, its name, and how many rounds it has taken
-    part in.
+    What a client draws is decided by the run's seed, its name, and in how many rounds it has
+    participated.
     Source: Lin, Ye, Zhang, Tsang, "Reasonable effectiveness of random weighting: A litmus test for
     multi-task learning" (2022), arXiv 2111.10603, algorithm 2, with its normal distribution.
     """

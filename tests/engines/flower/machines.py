@@ -27,7 +27,7 @@ heads = "task"
 [personalization]
 personalize = { steps = 10, lr = 0.02, what = "network" }
 """
-"""All that clients share beside the network, or keep to themselves; it needs ``TASKS``."""
+"""All that clients share besides the network, or keep to themselves; it needs ``TASKS``."""
 TASKS = {"sorting": {"outputs": 2, "clients": ["class", "side"]}}
 TEXT = """
 name = "machines"

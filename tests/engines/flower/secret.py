@@ -20,7 +20,7 @@ Before = Callable[[str, Any], str | None]
 
 
 def five() -> Sequence[Client]:
-    """Two more than the toys: enough to lose one and go on."""
+    """Two more than the toys: enough to lose one and continue."""
     sizes = {"corner": 48, "side": 30, "place": 24}
     more = [toys.client("corner2", 40, "corner"), toys.client("side2", 36, "side")]
     return [*(toys.client(name, size) for name, size in sizes.items()), *more]

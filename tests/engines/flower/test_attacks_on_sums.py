@@ -73,7 +73,7 @@ def test_sa2_a_cohort_that_the_server_made_up(tmp_path):
     drawn = server.terms.cohort(secret.settings, 0)
     assert len(drawn) == 8
     others = [n for n in secret.names if n not in drawn]
-    with pytest.raises(Said, match="one that this client does not take part in"):
+    with pytest.raises(Said, match="one in which this client does not participate"):
         server.prepared([drawn[0], *others[:5]][::-1])
     with pytest.raises(Said, match="3 clients of the 8 in round 0 showed keys: 6 must"):
         server.prepared(drawn[:3])
@@ -88,7 +88,7 @@ def test_sa3_two_runs_opened_before_either_is_summed(server):
     second = server.prepared(OTHERS, run="r2")
     give = {"told": {}, "since": [], "ahead": False}
     server.inputs(first, give, server.first)
-    with pytest.raises(Said, match="it took part in another run of this agreement"):
+    with pytest.raises(Said, match="it participated in another run of this agreement"):
         server.inputs(second, give, server.first)
     assert len(server.revealed(first))
 
@@ -466,7 +466,7 @@ def test_sa11_a_result_that_cannot_be_saved_is_not_told_and_ends_the_run(tmp_pat
 
 
 def test_a_client_that_deals_wrong_shares_is_named_and_the_round_goes_on(tmp_path):
-    """Shares were shown already when that is found out: the others see the proof, and go on."""
+    """Shares were shown already when that is found out: the others see the proof, and continue."""
     from fedgradnorm._masking import shamir
 
     secret = Secret(tmp_path, rounds=2, patience=Patience(minimum=1, attempts=3))

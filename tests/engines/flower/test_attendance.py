@@ -77,7 +77,7 @@ def test_suspended_clients_are_asked_where_the_others_are_too_few():
 
 @pytest.mark.parametrize("said", ["no answer in 600 s", Refused("it cannot be read")])
 def test_one_client_does_not_end_a_run_in_which_all_are_needed(said, tmp_path, caplog):
-    """It counts as not taking part: the run is that of the others."""
+    """It counts as absent: the run is that of the others."""
     plan = [["corner", "place"]] * 6
     alone = flat.train(
         toys.network(), toys.clients(), participation=plan, eval_every=0, executor="loop",

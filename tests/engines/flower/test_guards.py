@@ -360,7 +360,7 @@ class Wired(FlowerClient):
     ],
 )
 def test_an_order_is_the_servers_and_to_this_client_on_it_and_in_it(where, change, words, caplog):
-    """What stands on it is looked at before its parts are asked for. The client goes on."""
+    """What stands on it is looked at before its parts are asked for. The client continues."""
     outer, inner = asked(), asked()
     made = {"on it": outer, "in it": inner}[where]
     made.metadata.__dict__.update({f"_{key}": value for key, value in change.items()})

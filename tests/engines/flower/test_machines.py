@@ -167,7 +167,7 @@ def test_killed_servers_and_clients_are_resumed_to_the_same_networks_and_heads(t
             until(lambda: machines.rounds() >= 2)
             kill(children(server)[0])
             out = finished(server, 1)
-            assert "go on with --resume" in " ".join(out.split())
+            assert "continue with --resume" in " ".join(out.split())
         refused_untouched(machines)
         with machines.serve("--resume") as server:
             until(lambda: machines.rounds() >= 5)

@@ -143,7 +143,7 @@ def noiseless(secret: Noisy, names: Sequence[str]) -> np.ndarray:
 
 @pytest.mark.parametrize("lost", [(), ("side2",)])
 def test_the_server_never_unmasks_a_sum_without_noise(lost, tmp_path) -> None:
-    """All that it unmasks, over all rounds, beside what the clients know."""
+    """All that it unmasks, over all rounds, besides what the clients know."""
     patience = Patience(minimum=4, attempts=1)
     secret = Noisy(
         tmp_path, patience=patience, rounds=4, terms={"epsilon": 50.0, "large_epsilon": True}
@@ -215,7 +215,7 @@ def test_a_round_that_a_client_could_not_train_has_a_price_and_no_loss(tmp_path)
 
 
 def test_with_little_noise_it_is_the_sum_of_clipped_updates_that_is_stepped_along(tmp_path) -> None:
-    """The same as in one process, where every client takes part."""
+    """The same as in one process, where every client participates."""
     terms = {"epsilon": 1000.0, "large_epsilon": True, "noise_multiplier": 0.2, "clip": 1e-4}
     secret = Noisy(tmp_path, terms=terms, rounds=1, server_optimizer="sgd", lr=0.1)
     before = secret.server.server.shared.data.clone()

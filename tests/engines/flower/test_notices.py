@@ -55,7 +55,7 @@ def test_a_trouble_of_five_rounds_is_one_line_and_a_count(
     together.server.sum_up()
     assert together.server.round == ROUNDS
     assert getattr(together.server, counter)["place"] == LAST_BAD
-    ends = f"client 'place' took part in {ROUNDS - LAST_BAD} of {ROUNDS} rounds: {counts}"
+    ends = f"client 'place' participated in {ROUNDS - LAST_BAD} of {ROUNDS} rounds: {counts}"
     assert lines(caplog, "'place'") == [begins, ends]
 
 

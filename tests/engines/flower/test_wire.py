@@ -180,7 +180,7 @@ def connected(live: Live) -> ssl.SSLSocket:
 
 
 def sent(live: Live, head: str, megabytes: int) -> bytes:
-    """The answer to a request whose body goes on for so long, or as long as it is taken."""
+    """The answer to a request whose body lasts for so long, or as long as it is taken."""
     piece = bytes(1 << 20)
     with connected(live) as line:
         line.sendall(f"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())

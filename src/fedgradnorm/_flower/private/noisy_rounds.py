@@ -111,7 +111,7 @@ class NoisyCoordinator(PrivateCoordinator):
         return Progress(*counts, {ALL: self.epsilon}, {ALL: 1.0}, shown="epsilon spent")
 
     def state_dict(self, rows: bool = True) -> dict[str, Any]:
-        """Everything needed to go on from here."""
+        """Everything needed to continue from here."""
         return {**super().state_dict(rows), "taken": self.taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

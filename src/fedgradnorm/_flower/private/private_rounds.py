@@ -42,7 +42,7 @@ ALL = "all"
 
 
 class PrivateCoordinator(Coordinator):
-    """The server of one private run. It knows who takes part, and sums."""
+    """The server of one private run. It knows the participants, and sums."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -63,7 +63,7 @@ class PrivateCoordinator(Coordinator):
         return {}
 
     def cohort(self, round_number: int) -> list[str]:
-        """Who is to take part in a round, as each client finds out by itself."""
+        """The participants of a round, as each client finds out by itself."""
         return self.terms.cohort(self.agreement.settings, round_number)
 
     def threshold(self, clients: int) -> int:
@@ -92,7 +92,8 @@ class PrivateCoordinator(Coordinator):
                 self._await(cohort, needed)
         self.out = set()
         raise TrainingError(
-            f"round {self.round + 1}: {reason}; look at the clients' logs, then go on with --resume"
+            f"round {self.round + 1}: {reason}; check the clients' logs, "
+            "then continue with --resume"
         )
 
     def _private_round(self, cohort: list[str], asked: list[str]) -> Progress:
@@ -261,7 +262,7 @@ class PrivateCoordinator(Coordinator):
         return list(self._ask(asks))
 
     def state_dict(self, rows: bool = True) -> dict[str, Any]:
-        """Everything needed to go on from here."""
+        """Everything needed to continue from here."""
         own = {"told": self.told, "last": self.last, "before": self.before, "chain": self.chain}
         return {**super().state_dict(rows), "private": own}
 

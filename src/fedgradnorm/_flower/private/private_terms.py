@@ -1,4 +1,4 @@
-"""``roster.toml``: who takes part in a private federation, and what is agreed beside the run.
+"""``roster.toml``: the clients of a private federation, and what is agreed besides the run.
 
 Every client has a copy and compares its fingerprint with the others', so the server can neither
 invent clients nor swap their keys.

@@ -1,6 +1,6 @@
 """A client of a private federation: trains as any other, and shows nothing but masked words.
 
-What leaves it beside them: public keys, sealed letters, its name under lists, and shares of masks.
+What leaves it besides them: public keys, sealed letters, its name under lists, and shares of masks.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Key = tuple[int, Phase]
 class Wanted:
     """What is to be summed: over whom, of what, and of how many at least.
 
-    ``give`` says what a client is asked for beside its letters, ``front`` how many words its
+    ``give`` says what a client is asked for besides its letters, ``front`` how many words its
     numbers have, ``then`` which sum is likely to be next, over whom.
     """
 
@@ -104,7 +104,7 @@ class Summing:
         reveal = {**_about(at), "survivors": left, "proofs": self.proofs}
         if not at.complete:
             lost = sorted(set(at.givers) - set(left))
-            log.warning("lost on the way: %s; the others agree to go on", ", ".join(lost))
+            log.warning("lost on the way: %s; the others agree to continue", ", ".join(lost))
             for name, answer in self._exchange({n: {"agree": reveal} for n in left}).items():
                 self._take(name, at.add_agreement, answer.gives["agree"])
             reveal = {**reveal, "agreements": at.agreed()}

@@ -5,7 +5,7 @@ sum_messages    ... in a private federation, with the same codec
 transport       how messages travel: the interface, and a transport in memory
 flower          ... over Flower: the only module that imports it
 reasons         why a client is not connected, in words
-process         the SuperLink, as a process beside the server's
+process         the SuperLink, as a process next to the server's
 request_filter  what gets in there, before a request's body is read
 keys            the authority's certificate, the server's, and a key pair per client
 """

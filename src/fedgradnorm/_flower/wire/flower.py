@@ -233,7 +233,7 @@ OPEN = {ACTIVATE} | {
     )
 }  # fmt: skip
 """All that a client needs. Flower has more: nodes that register themselves, programs."""
-STRANGERS = 4 << 10  # bytes that an unregistered key may send, to be told that it is none
+STRANGERS = 4 << 10  # bytes that an unregistered key may send, to be refused
 
 
 class Fleet:
@@ -359,7 +359,7 @@ build-backend = "hatchling.build"
 [project]
 name = "fedgradnorm"
 version = "1.0.0"
-description = "No program travels: both sides run the one installed beside them."
+description = "No program travels: both sides run the one installed locally."
 license = "Apache-2.0"
 dependencies = []
 [tool.flwr.app]
@@ -533,7 +533,7 @@ class FlowerServer:
             try:
                 self._grid._runtime_client.PushTaskOutput(done)
             except (httpx.HTTPError, RuntimeError) as error:
-                log.info("the SuperLink was not told that the run is over: %s", error)
+                log.info("the SuperLink was not notified of the run's end: %s", error)
             self._grid.close()
         self._control.close()
 

@@ -277,7 +277,7 @@ def decode_order(
     like it, and ``group`` the name of those to share it with.
     """
     if head is not None and "group" not in facts_of(content):
-        head = None  # nobody else of its group takes part
+        head = None  # nobody else of its group participates
     found = decode(content, order_schema(shared, group, head))
     return Order(**found)
 

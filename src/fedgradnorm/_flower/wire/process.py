@@ -1,4 +1,4 @@
-"""The SuperLink as a process beside the server's own, gone when that one is."""
+"""The SuperLink as a separate process, which ends when the server's process does."""
 
 from __future__ import annotations
 

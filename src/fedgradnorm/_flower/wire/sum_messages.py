@@ -84,7 +84,7 @@ def decode_sum_order(content: bytes, shared: Tensor) -> SumOrder:
     facts, arrays = unpack(content)
     if facts.get("kind") != KIND:
         raise Refused(
-            "this client takes part in a private federation, and the server asks for a plain "
+            "this client participates in a private federation, and the server asks for a plain "
             "answer: it would see this client's own update"
         )
     checks: dict[str, Check] = {

@@ -51,7 +51,7 @@ class ServerTransport(Protocol):
         """Send an order whose answer has at most ``room`` bytes; it expires after ``seconds``."""
 
     def collect(self, deadline: float) -> Iterator[Reply]:
-        """A reply to each order sent since the last call, as they come.
+        """A reply to each order sent since the last call, in order of arrival.
 
         Ends when all are here or at ``deadline`` (``time.monotonic``); the rest is given up. A
         client that sends half a message or one that cannot be read delays nobody else.

@@ -65,7 +65,7 @@ def _ends(rows: list[Row], metrics: list[str], info: Mapping[str, Any]) -> Row:
 
 
 def _text(frame: Any) -> str:
-    """No row or column left out; wide tables go on below."""
+    """No row or column left out; wide tables continue below."""
     with pd.option_context("display.max_rows", None, "display.max_columns", None):
         return str(pd.DataFrame.__repr__(frame))
 

@@ -43,7 +43,7 @@ class Start:
 
     ``statistics`` are running statistics by client; ``networks`` those of clients that have one of
     their own, as flat vectors, where the new run has a place for them. ``known`` are the clients
-    whose heads go on; everybody else begins with a fresh head and the statistics of the network.
+    whose heads are kept; the others begin with a fresh head and the statistics of the network.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ def statistics_of(name: str, client: TrainedClient, network: nn.Module) -> dict[
 def _heads(
     run: Run, network: nn.Module, clients: Sequence[Client], settings: Settings
 ) -> dict[str, nn.Module]:
-    """The heads that go on, by client; a group has that of its first client that the run knows.
+    """The heads that are kept, by client; a group has that of its first client that the run knows.
 
     What clients keep of a shared head is their own as the run left it, or fresh for new clients.
     """

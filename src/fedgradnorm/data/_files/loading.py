@@ -184,7 +184,7 @@ class Reader:
             inputs = tuple(n for n in table.frame if n not in beside)
         if not inputs:
             raise DataError(
-                f"{bad.source}: no input columns beside the targets {list(self.columns)}"
+                f"{bad.source}: no input columns besides the targets {list(self.columns)}"
             )
         columns = plan.columns(inputs, bad.source)
         read = {column.name: _read_column(table, column) for column in columns}

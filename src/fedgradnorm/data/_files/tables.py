@@ -175,7 +175,7 @@ FORMATS = {"csv": ".csv", "parquet": ".parquet", "npz": ".npz", "h5": ".h5"}
 class Form:
     """What is said of a client's tables as files.
 
-    ``format`` replaces the file's ending. ``na`` are texts that stand for no value, beside the
+    ``format`` replaces the file's ending. ``na`` are texts that mean no value, besides the
     usual ones. ``where`` keeps the rows in which columns have these values. Columns ``free`` may
     be empty where they decide the split. ``read`` are the tables that were read for other clients
     of the same files.

@@ -54,8 +54,8 @@ class Target:
         above: of a binary task: the limit above which a number is 1.
         class_weights: of a classification: "balanced", or a number for each class.
         pos_weight: of a binary or multilabel task: "balanced", or what a 1 counts.
-        metrics: beside the usual ones, by name.
-        task_name: a name that clients of one task have in common.
+        metrics: besides the usual ones, by name.
+        task_name: a name that clients of one task share.
         shape: of a target in an .npz archive that has a label or number at each place.
         y_key: of several tasks in an archive: the array of this one's targets.
     """

@@ -343,7 +343,7 @@ def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str] = ()) -> Config:
-    """A checked config from plain values; ``origin`` stands in front of errors found later."""
+    """A checked config from plain values; ``origin`` precedes errors found later."""
     check_plain(table)
     import_modules(table.get("imports", []))  # in a worker process, they are not there yet
     try:
@@ -423,7 +423,7 @@ def clients_of(config: Config, progress: DataProgress | None = None) -> list[Cli
 def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     source = data.get("source")
     if not isinstance(source, str):
-        return data  # the config's own check says so
+        return data  # the config's own check reports it
     try:
         return anchored(source, data, folder)
     except (TypeError, ValueError, RuntimeError, OSError) as error:

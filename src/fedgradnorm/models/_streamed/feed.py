@@ -1,4 +1,4 @@
-"""Batches of a source: converted, checked as they come, and read ahead by a thread.
+"""Batches of a source: converted, checked when read, and read ahead by a thread.
 
 What a batch holds follows from its row numbers alone. So whether it was read ahead, again, or not
 at all beforehand changes nothing but the time.

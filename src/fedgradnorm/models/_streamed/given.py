@@ -117,7 +117,7 @@ def streamed_split(where: str, split: Any, target: Change) -> tuple[Streamed, An
 
 
 def target_rows(y: Any, where: str) -> Any:
-    """Targets that are given beside inputs, in memory: one number a row, or a few."""
+    """Targets given separately from inputs, in memory: one number per row, or a few."""
     source = as_source(y)
     if source is None:
         return y

@@ -255,7 +255,7 @@ class DatasetSource(Source):
         items = self._items(rows)
         for row, item in zip(rows.tolist(), items, strict=True):
             if self.pairs is not (isinstance(item, (tuple, list)) and len(item) == 2):
-                wanted = "a pair (x, y)" if self.pairs else "inputs alone, as y is given beside it"
+                wanted = "a pair (x, y)" if self.pairs else "inputs alone, as y is given separately"
                 raise DataError(f"{self.place(row)}: expected {wanted}, not {_kind(item)}")
         if not self.pairs:
             return self._stacked(rows, items, "x"), None
