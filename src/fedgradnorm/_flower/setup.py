@@ -206,7 +206,7 @@ def read_public(path: Path) -> PublicKeys:
 def register(folder: Path, given: Sequence[PublicKeys]) -> Mapping[str, PublicKeys]:
     """Add clients' public keys to the federation in ``folder``, or replace them; all that it has.
 
-    One key under two names, a key that was revoked or replaced, or one new key beside an old one of
+    One key under two names, a key that was revoked or replaced, or a new key next to an old one of
     the same client is refused.
     """
     from fedgradnorm._flower.wire.keys import public_key_pem
