@@ -41,7 +41,7 @@ def first(info: str) -> str:
 def program(page: str, shorter: dict[str, str], skipped: Iterable[str]) -> str:
     """All blocks of a page in their order; ``shorter`` is all that is changed in them.
 
-    Commands with a text of ``skipped`` in them are left out.
+    Commands and programs with a text of ``skipped`` in them are left out.
     """
     lines = ["import page_blocks"]
     found = [(language, body) for language, body in fences(page) if language != "text"]
@@ -53,7 +53,7 @@ def program(page: str, shorter: dict[str, str], skipped: Iterable[str]) -> str:
         if language == "python" and (named := re.match(r"# (\w+\.py)\n", body)):
             lines.append(f"page_blocks.Path({named[1]!r}).write_text({body!r})")
         elif language == "python":
-            lines.append(body)
+            lines += [] if any(part in body for part in skipped) else [body]
         elif language == "toml":
             lines.append(f"page_blocks.take({body!r})")
         else:

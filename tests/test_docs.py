@@ -27,12 +27,12 @@ IN_ORDER = [
     f"docs/{name}.md"
     for name in (
         "balancer",
-        "start", "choose", "data-faces", "data-radcom", "experiments", "methods", "networks",
+        "start", "choose", "datasets", "experiments", "methods", "networks",
         "results/provenance", "tasks", "training", "benefit", "your-data",
     )
 ]  # fmt: skip
 """Pages whose blocks, of whatever language, build on each other."""
-REAL = ["docs/data-clients.md", "docs/data-mtfl.md", "docs/reproduce.md"]
+REAL = ["docs/reproduce.md"]
 """Pages whose blocks need the files that they describe."""
 ELSEWHERE = {
     "README.md": ("test_docs.py",),
@@ -48,27 +48,25 @@ ELSEWHERE = {
 FEW = "data.samples=3000 epochs=1"
 FEW_SCHOOLS = "rounds=2 data.schools=[1,2,3]"
 SHORTER = {
-    "docs/data-radcom.md": {"20_000": "2_000", "125_361": "3_600"},
-    "docs/data-faces.md": {"10_000": "1_000"},
+    "docs/datasets.md": {"20_000": "2_000", "10_000": "1_000"},
     "docs/experiments.md": {
-        "run radcom": "run radcom data.samples=600 epochs=1",
         "seeds = 5": "seeds = 1",
         "[0.5, 0.9, 1.5]": "[0.5, 0.9]",
         "--jobs 4": "--jobs 1",
     },
-    "docs/methods.md": {"data.samples=2000": "data.samples=300", "rounds=200": "rounds=2"},
     "docs/training.md": {"school --seeds 3": f"school --seeds 1 {FEW_SCHOOLS}"},
     "docs/reproduce.md": {
         "reproduce table2": "reproduce table2 --seeds 1 rounds=2 evaluation.every=0",
         "reproduce fig2": "reproduce fig2 --seeds 1 rounds=2 evaluation.every=0",
         "epochs=55": "--seeds 1 rounds=2 data.samples=600 data.cache=false",
     },
-    "docs/benefit.md": {"benefit-school seed=100": f"benefit-school seed=100 {FEW_SCHOOLS}"},
 }  # fmt: skip
 """All that is changed in what a page says: fewer rows, rounds and seeds, for the same way to go."""
 FILES = ("school.mat", "LandmineData.mat", "PRSA_Data_20130301-20170228.zip", "MTFL.zip")
-OF_REAL_DATA = ("compare school", "benefit-school", "runs/rates")
-"""Commands on other pages that need such files."""
+OF_REAL_DATA = (
+    "compare school", "import beijing", "data show school", "data show beijing", "run landmine",
+)  # fmt: skip
+"""In commands and programs that need such files, on pages that mostly do not."""
 FINISHED = {"docs/experiments.md": "table2"}
 """Runs that a page speaks of as the reader's own: the published ones."""
 NOTICE = "far from the size of 1"
@@ -178,7 +176,7 @@ def run_page(page, folder, skipped=()):
         name = FINISHED[page]
         with tarfile.open(ROOT / "docs" / "results" / name / "runs.tar.xz") as archive:
             archive.extractall(here / "runs", filter="data")
-    if page == "docs/data-radcom.md":
+    if page == "docs/datasets.md":
         write(here / "RadComDynamic.hdf5", original(per_cell=2))
     program = page_blocks.program(page, SHORTER.get(page, {}), (*NOT_HERE, *skipped))
     done = subprocess.run(

@@ -198,7 +198,7 @@ def test_without_a_file_of_boxes_those_of_the_package_are_taken(tmp_path):
 
 
 def test_the_boxes_of_the_package_are_those_that_the_page_describes():
-    page = (Path(__file__).parents[2] / "docs" / "data-mtfl.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
     with zipfile.ZipFile(mtfl.OWN_BOXES.parent) as file:
         content = file.read(mtfl.OWN_BOXES.name)
     assert hashlib.sha256(content).hexdigest() in page

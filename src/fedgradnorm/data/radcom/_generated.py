@@ -3,7 +3,7 @@
 RadComDynamic publishes the kinds of signal but not their pulse widths, repetition intervals, sweep
 bandwidths or symbol rates. The values here are ours. They are as near to practice as a window of
 12.8 us at 10 MS/s lets them be: real audio or real sweeps hardly move in that time, so messages,
-symbols and sweeps are fast enough to show several periods. ``docs/data-radcom.md`` has the table.
+symbols and sweeps are fast enough to show several periods.
 
 Times are in microseconds and frequencies in MHz, so that their product is a number of cycles.
 
