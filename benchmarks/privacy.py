@@ -196,21 +196,6 @@ def main() -> None:
                     write(path, here, rows, COLUMNS)  # a long run that is stopped leaves its part
 
 
-def page_table(rows: Sequence[Row]) -> str:
-    """The table of docs/differential-privacy.md: a line for each measure, a column an epsilon."""
-    said = [f"{e:g}" if e else "none" for e in EPSILONS]
-    lines = [
-        "| data, clients | measure | " + " | ".join(said) + " |",
-        "|---|---" + "|---:" * 5 + "|",
-    ]
-    for work, measure in dict.fromkeys((row["work"], row["measure"]) for row in rows):
-        own = [row for row in rows if (row["work"], row["measure"]) == (work, measure)]
-        cells = {row["epsilon"]: f"{row['mean']:.3g} ± {row['deviation']:.1g}" for row in own}
-        values = [cells.get("none" if e is None else e, "") for e in EPSILONS]
-        lines.append(f"| {work} | {measure} | " + " | ".join(values) + " |")
-    return "\n".join(lines) + "\n"
-
-
 def same(one: Row, other: Row) -> bool:
     return all(one[key] == other[key] for key in ("work", "epsilon", "measure"))
 

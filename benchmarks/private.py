@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,24 +131,6 @@ def measured(network: str, count: int, method: str, private: bool) -> Row:
         "server_s": (whole - own) / rounds,
         "megabytes": (sum(server.bytes.values()) - sent) / rounds / count / 1e6,
     }
-
-
-def page_table(rows: Sequence[Row]) -> str:
-    """The table of docs/privacy.md: a line for each network, number of clients and method."""
-    heads = ("network", "clients", "method", "exchanges", "MB, one client", "s, one client")
-    lines = [
-        "| " + " | ".join((*heads, "s, server", "private / plain: client, server")) + " |",
-        "|---" * 8 + "|",
-    ]
-    for plain, private in zip(rows[::2], rows[1::2], strict=True):
-        names = [str(plain[key]) for key in ("network", "clients", "method")]
-        both = [
-            f"{plain[key]:.3g}, {private[key]:.3g}"
-            for key in ("exchanges", "megabytes", "client_s", "server_s")
-        ]
-        ratios = [f"{private[key] / plain[key]:.1f}" for key in ("client_s", "server_s")]
-        lines.append("| " + " | ".join([*names, *both, ", ".join(ratios)]) + " |")
-    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

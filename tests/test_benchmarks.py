@@ -258,7 +258,7 @@ def test_a_balancer_costs_and_does_what_its_page_says():
 def test_the_page_shows_tables_as_they_were_measured():
     page = (FOLDER.parent / "docs" / "performance.md").read_text(encoding="utf-8")
     shown = re.findall(r"{include} \.\./benchmarks/results/(.+\.md)", page)
-    assert {"speed.md", "executors-gpu.md", "gpu.md", "registered.md"} <= set(shown)
+    assert {"speed.md", "executors-gpu.md", "gpu.md"} <= set(shown)
     for name in shown:
         table = (FOLDER / "results" / name).read_text(encoding="utf-8")
         assert table.startswith("| ")

@@ -1,4 +1,4 @@
-"""The pages on privacy: programs run, configs are read, numbers are those of stored results."""
+"""The page on differential privacy: programs run, configs are read, promises have tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import fedgradnorm as fgn
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "differential-privacy.md").read_text(encoding="utf-8")
-RESULTS = json.loads((ROOT / "benchmarks" / "results" / "privacy.json").read_text())
 
 
 ATTACKS, LEDGER, ROUND = "test_attacks.py", "test_ledger_laws.py", "test_private_round.py"
@@ -90,22 +89,6 @@ def test_the_table_of_a_config_is_one() -> None:
     table = tomllib.loads(text)
     assert fgn.Privacy(**{k: v for k, v in table["privacy"].items() if k != "clients"})
     assert fgn.Privacy(**table["data"]["clients"][0]["privacy"])
-
-
-def test_the_numbers_are_those_that_were_measured(benchmark: ModuleType) -> None:
-    assert benchmark.page_table(RESULTS["rows"]) in PAGE
-    for value in RESULTS["theirs"].values():
-        assert f"{value:.5f}" in PAGE
-
-
-def test_what_a_private_federation_costs_is_what_was_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
-    stored = json.loads((ROOT / "benchmarks" / "results" / "private.json").read_text())
-    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
-    assert script("private", monkeypatch).page_table(stored["rows"]) in page
-    assert f"a load of {stored['load']:.0f} on {stored['cores']} cores" in page
 
 
 def test_the_benchmark_still_runs(

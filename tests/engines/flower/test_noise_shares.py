@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -312,11 +311,3 @@ def test_as_many_clients_as_the_words_can_hold() -> None:
     assert 10_000_000 * largest * 2.0**made.bits < 2**62
     with pytest.raises(fgn.ConfigError, match="too many for sums of 64 bits"):
         shares(2**31, delta=1e-10)
-
-
-def test_the_page_says_how_much_noise_is_added_beyond_the_promise() -> None:
-    page = (Path(__file__).parents[3] / "docs/differential-privacy.md").read_text(encoding="utf-8")
-    counts = [3, 5, 10, 30, 100]
-    row = [f"{math.sqrt(n / (threshold(n, n // 3) - n // 3)):.2f}" for n in counts]
-    assert f"| {' | '.join(map(str, counts))} |" in page
-    assert f"| noise relative to the promised noise | {' | '.join(row)} |" in page
