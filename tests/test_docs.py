@@ -28,7 +28,7 @@ IN_ORDER = [
     for name in (
         "balancer",
         "start", "choose", "datasets", "experiments", "methods", "networks",
-        "results/provenance", "tasks", "training", "benefit", "your-data",
+        "privacy", "results/provenance", "tasks", "training", "benefit", "your-data",
     )
 ]  # fmt: skip
 """Pages whose blocks, of whatever language, build on each other."""
@@ -46,7 +46,6 @@ ELSEWHERE = {
     "docs/tutorials/csv-files.md": ("site/conftest.py",),
 }
 FEW = "data.samples=3000 epochs=1"
-FEW_SCHOOLS = "rounds=2 data.schools=[1,2,3]"
 SHORTER = {
     "docs/datasets.md": {"20_000": "2_000", "10_000": "1_000"},
     "docs/experiments.md": {
@@ -54,7 +53,8 @@ SHORTER = {
         "[0.5, 0.9, 1.5]": "[0.5, 0.9]",
         "--jobs 4": "--jobs 1",
     },
-    "docs/training.md": {"school --seeds 3": f"school --seeds 1 {FEW_SCHOOLS}"},
+    "docs/privacy.md": {"rounds=20": "rounds=2 data.samples=3000"},
+    "docs/training.md": {"pumps.toml --seeds 3": "pumps.toml --seeds 1 epochs=5"},
     "docs/reproduce.md": {
         "reproduce table2": "reproduce table2 --seeds 1 rounds=2 evaluation.every=0",
         "reproduce fig2": "reproduce fig2 --seeds 1 rounds=2 evaluation.every=0",
@@ -64,7 +64,7 @@ SHORTER = {
 """All that is changed in what a page says: fewer rows, rounds and seeds, for the same way to go."""
 FILES = ("school.mat", "LandmineData.mat", "PRSA_Data_20130301-20170228.zip", "MTFL.zip")
 OF_REAL_DATA = (
-    "compare school", "import beijing", "data show school", "data show beijing", "run landmine",
+    "import beijing", "data show school", "data show beijing", "run landmine",
 )  # fmt: skip
 """In commands and programs that need such files, on pages that mostly do not."""
 FINISHED = {"docs/experiments.md": "table2"}
