@@ -15,6 +15,7 @@ import hashlib
 import json
 import multiprocessing
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -288,58 +289,67 @@ def chosen(tried: Mapping[Job, float]) -> record.Row:
     }  # fmt: skip
 
 
-def simple_rows(labels: str, seeds: Sequence[int]) -> list[record.Row]:
+SIMPLE = ("constant", "linear model, alone")
+STRENGTHS = 10.0 ** np.arange(-5, 1)
+"""Of the penalty of the linear models, chosen by validation for each client and seed."""
+
+
+def simple_rows(labels: str, seeds: Sequence[int], jobs: int) -> list[record.Row]:
     """The constant prediction, and linear models on pixels; what no head and no rate concerns."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        found = list(pool.map(simple_scores, [labels] * len(seeds), seeds))
+    return [
+        {
+            "labels": labels,
+            "model": model,
+            "scores": {str(seed): one[model] for seed, one in zip(seeds, found, strict=True)},
+        }
+        for model in SIMPLE
+    ]
+
+
+def simple_scores(labels: str, seed: int) -> dict[str, list[float]]:
+    """Test scores by task of the simple models."""
+    found: dict[str, list[float]] = {model: [] for model in SIMPLE}
+    for client in sorted(clients(labels, seed), key=lambda one: TASKS.index(one.name)):
+        (x, y), (vx, vy), (tx, ty) = (
+            (np.asarray(x).reshape(len(x), -1).astype(np.float64) / 255, np.asarray(y))
+            for x, y in (client.train, client.validation, client.test)
+        )
+        if client.name == "landmark":
+            constant = np.broadcast_to(np.median(y, axis=0), ty.shape)
+        else:
+            constant = np.full(ty.shape, np.bincount(y.astype(int)).argmax())
+        linear = best_linear(client.name == "landmark", (x, y), (vx, vy)).predict(tx)
+        for model, said in zip(SIMPLE, (constant, linear), strict=True):
+            if client.name == "landmark":
+                found[model].append(round(float(np.abs(said - ty).mean()), 3))
+            else:
+                found[model].append(round(float(100 * (said == ty).mean()), 3))
+    return found
+
+
+def best_linear(numbers: bool, train: Any, validation: Any) -> Any:
+    """Ridge or logistic regression on standardized pixels, its strength chosen by validation."""
     from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.metrics import log_loss, mean_squared_error
+    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    def parts(client: fgn.Client, split: str) -> tuple[np.ndarray, np.ndarray]:
-        x, y = (np.asarray(one) for one in getattr(client, split))
-        return x.reshape(len(x), -1).astype(np.float64) / 255, y
+    def loss(model: Any) -> float:
+        x, y = validation
+        if numbers:
+            return float(mean_squared_error(y, model.predict(x)))
+        return float(log_loss(y, model.predict_proba(x), labels=model.classes_))
 
-    def score(client: fgn.Client, said: np.ndarray) -> float:
-        y = np.asarray(client.test[1])
-        if client.name == "landmark":
-            return float(np.abs(said - y).mean())
-        return float(100 * (said == y).mean())
-
-    def loss(model: Any, client: fgn.Client, x: np.ndarray, y: np.ndarray) -> float:
-        if client.name == "landmark":
-            return float(np.square(model.predict(x) - y).mean())
-        share = model.predict_proba(x)[np.arange(len(y)), np.searchsorted(model.classes_, y)]
-        return float(-np.log(share.clip(1e-12)).mean())
-
-    rows = []
-    for model in ("constant", "linear model, alone"):
-        scores = {}
-        for seed in seeds:
-            found = []
-            for client in sorted(clients(labels, seed), key=lambda one: TASKS.index(one.name)):
-                (x, y), (vx, vy), (tx, _) = (
-                    parts(client, s) for s in ("train", "validation", "test")
-                )
-                if model == "constant":
-                    if client.name == "landmark":
-                        said = np.broadcast_to(
-                            np.median(y, axis=0), np.asarray(client.test[1]).shape
-                        )
-                    else:
-                        said = np.full(len(tx), np.bincount(y.astype(int)).argmax())
-                else:
-                    scale = StandardScaler().fit(x)
-                    x, vx, tx = (scale.transform(one) for one in (x, vx, tx))
-                    strengths = 10.0 ** np.arange(-5, 1)
-                    fitted = [
-                        (Ridge(alpha=1 / c) if client.name == "landmark"
-                         else LogisticRegression(C=c, max_iter=300)).fit(x, y)
-                        for c in strengths
-                    ]  # fmt: skip
-                    said = min(fitted, key=lambda one: loss(one, client, vx, vy)).predict(tx)
-                found.append(round(score(client, said), 3))
-            scores[str(seed)] = found
-        rows.append({"labels": labels, "model": model, "scores": scores})
-        print(rows[-1], flush=True)
-    return rows
+    models = [
+        Ridge(alpha=1 / c) if numbers else LogisticRegression(C=c, max_iter=300) for c in STRENGTHS
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # weak penalties need more steps, and are never chosen
+        fitted = [make_pipeline(StandardScaler(), model).fit(*train) for model in models]
+    return min(fitted, key=loss)
 
 
 def compared(rows: Sequence[record.Row], overlap: float) -> None:
@@ -448,11 +458,13 @@ def main() -> None:
         )  # fmt: skip
         return
     about = json.loads(path.read_text())
-    rows = [row for row in about.pop("rows") if "heads" in row]
-    for labels in dict.fromkeys(one for one, _ in SETTINGS):
-        rows = [*simple_rows(labels, about["settings"]["seeds"]), *rows]
+    rows = about.pop("rows")
+    for labels in dict.fromkeys(row["labels"] for row in rows):
+        if not any(row["labels"] == labels and row["model"] in SIMPLE for row in rows):
+            rows = [*simple_rows(labels, about["settings"]["seeds"], given.jobs), *rows]
     sizes = [len(split[1]) for c in clients("clean", 0) for split in (c.train, c.test)]
-    compared(rows, sizes[1] / sum(sizes[::2]))
+    about["settings"]["overlap"] = sizes[1] / sum(sizes[::2])  # test faces per training face
+    compared(rows, about["settings"]["overlap"])
     path.write_text(json.dumps({**about, "rows": rows}) + "\n")
     path.with_suffix(".md").write_text("\n".join(tables_of(rows)))
     print(path.with_suffix(".md").read_text())
