@@ -153,7 +153,7 @@ def _try_vmap(engine: Engine) -> str | None:
         tried, some = True, group.only(torch.arange(count).numpy())
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                batch = engine.examples.block(some, 0)
+                batch = engine.examples.block(some, engine.examples.batches.of_round(0, some.names))
             part, row = some.part, engine.rows_of(some)
             part.whole.train()
             networks = engine.network.vector.detach().clone().expand(count, -1)

@@ -216,9 +216,12 @@ class Engine:
             none, empty = plan.size, shared.new_empty(0, shared.shape[-1])
             return Reports(none > 0, none, none, none, none, [], updates=empty, rows=plan.places)
         joint = self._joint is not None and not updates
+        blocks = [joint or self.runs_at_once(group) for group in plan.groups]
+        names = [n for g, here in zip(plan.groups, blocks, strict=True) if here for n in g.names]
+        drawn = self.examples.batches.of_round(round_number, names)
         batches = [
-            self.examples.block(group, round_number) if joint or self.runs_at_once(group) else None
-            for group in plan.groups
+            self.examples.block(group, drawn) if here else None
+            for group, here in zip(plan.groups, blocks, strict=True)
         ]
         first = None
         if self.spec.first_loss != "first_round":
