@@ -158,10 +158,8 @@ class Engine:
             assert isinstance(y, Tensor)
             given = part.head, plain, (x, y), self.spec, problem.batch_size, self.seed
             self.private[client.name] = PrivateClient(client, *given)
-        self._joint: JointPass | None = None
-        if executor == "joint":
-            products = Needs.GRAM in problem.needs
-            self._joint = JointPass(self.network, problem.norm_layer, products=products)
+        joint = executor == "joint"
+        self._joint = JointPass(self.network, problem.norm_layer) if joint else None
         self._plan: Plan | None = None
         self._groups: dict[tuple[str, ...], list[tuple[Block, Tensor]]] = {}
         self._updates = self._gradient = self.network.vector.new_empty(0, 0)

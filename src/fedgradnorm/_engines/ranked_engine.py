@@ -24,7 +24,6 @@ from fedgradnorm._engines.tuning import Tuning
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.reports import SENT, Reports
 from fedgradnorm._state.table import ClientTable, Row
-from fedgradnorm.weighting import Needs
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,6 @@ class RankedEngine:
         _check_alike(world, clients)
         owners = {owner: k for k, owner in enumerate(dict.fromkeys(c.owner for c in clients))}
         share = [c for c in clients if owners[c.owner] % world.size == world.rank]
-        if Needs.GRAM in problem.needs:  # products across ranks are taken from gradients
-            problem = replace(problem, needs=problem.needs | Needs.GRADIENT)
         self.local = make_engine("auto", replace(problem, clients=share))
         self.own = {client.name for client in share}
         sizes = [float(client.size) for client in clients]

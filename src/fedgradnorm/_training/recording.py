@@ -101,12 +101,12 @@ class Recording(Callback):
             for place, name in enumerate(record.clients):
                 if name not in failed and (task := self._groups.get(name)) is not None:
                     tasks.setdefault(task, []).append(place)
-            values = {
+            spread = {
                 (*when.values(), "batch", task, quantity): [columns[quantity][k] for k in places]
                 for task, places in tasks.items()
                 for quantity in ("loss", "weight")
             }
-            self.spread.append(spreads(values))
+            self.spread.append(spreads(spread))
 
     def on_evaluation(self, state: TrainingState) -> None:
         """Take the rows of an evaluation, to be recorded by :meth:`flush`."""
