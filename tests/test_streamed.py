@@ -153,11 +153,17 @@ def test_missing_labels_several_tasks_and_named_inputs(npy: Path) -> None:
         def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             return torch.tanh(self.layer(left + right))
 
-    def named(left: Any) -> fgn.Run:
-        client = fgn.Client("a", fgn.classification(2), train=({"left": left, "right": X}, LABELS))
-        return flat.train(Named().double(), [client], rounds=5, batch_size=8, executor="loop")
+    class Both(Pairs):
+        def __getitem__(self, row: int) -> Any:
+            x, y = super().__getitem__(row)
+            return {"left": x, "right": x}, y
 
-    assert_same(named(x), named(X))
+    def named(train: Any) -> fgn.Run:
+        client = fgn.Client("a", fgn.classification(2), train=train)
+        how = {"rounds": 5, "batch_size": 8, "executor": "loop", "head_init": "targets"}
+        return flat.train(Named().double(), [client], **how)
+
+    assert_same(named(Both(X, LABELS)), named(({"left": X, "right": X}, LABELS)))
 
 
 def test_nothing_is_read_before_it_is_needed() -> None:

@@ -133,9 +133,9 @@ class RankedEngine:
     def exported_all(self) -> dict[str, Exported]:
         return self._merged(self.local.exported_all())
 
-    def install(self, name: str, client: Exported) -> None:
+    def begin(self, name: str, parts: Mapping[str, Tensor], network: Tensor | None) -> None:
         if name in self.own:
-            self.local.install(name, client)
+            self.local.begin(name, parts, network)
 
     def head_rows(self, names: Sequence[str]) -> Tensor:
         """The heads of some clients, which are of one shape, as rows on every rank."""

@@ -18,10 +18,9 @@ from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets
 def stream(rows: Any, *, workers: int = 1) -> Feed:
     """Rows that are read batch by batch while a client trains, and never all at once.
 
-    ``rows`` is a map-style ``torch.utils.data.Dataset``, an ``np.memmap``, a dict of such by the
-    names of a network's arguments, or a ``.npy`` file. Give the result as a client's split if it is
-    a Dataset of pairs ``(x, y)``, else as the ``x`` of one. A Dataset or a memory map is also taken
-    as it is; this function is for files and for ``workers``.
+    ``rows`` is a map-style ``torch.utils.data.Dataset``, an ``np.memmap`` or a ``.npy`` file. Give
+    the result as a client's split if it is a Dataset of pairs ``(x, y)``, else as the ``x`` of one.
+    A Dataset or a memory map is also taken as it is; this function is for files and ``workers``.
 
     ``workers`` threads read ahead. By default it is one for all clients, so code of a Dataset is
     never run twice at a time. 0 reads in the thread that trains.
@@ -45,7 +44,7 @@ def stream(rows: Any, *, workers: int = 1) -> Feed:
     source = as_source(rows)
     if source is None:
         raise DataError(
-            "stream takes a map-style Dataset, an np.memmap, a dict of such, or a .npy file, not "
+            "stream takes a map-style Dataset, an np.memmap or a .npy file, not "
             f"{type(rows).__name__}; arrays in memory need no stream"
         )
     return Feed(source, "", workers=workers)

@@ -50,7 +50,7 @@ class Source(ABC):
 
 
 class ArraySource(Source):
-    """A memory map, or an array of named inputs next to one."""
+    """A memory map."""
 
     def __init__(self, array: Any, name: str) -> None:
         if not len(getattr(array, "shape", ())):
@@ -87,23 +87,6 @@ class TableSource(ArraySource):
 
     def part(self, name: str, at: list[int]) -> str:
         return f"column {self.columns[at[0]]!r}" if name == "x" and at else super().part(name, at)
-
-
-class FieldsSource(Source):
-    """Named inputs, each from a source of its own."""
-
-    def __init__(self, fields: Mapping[str, Source]) -> None:
-        self.fields = dict(fields)
-        self.name = next(iter(fields.values())).name
-        sizes = {name: len(part) for name, part in fields.items()}
-        if len(set(sizes.values())) > 1:
-            raise DataError(f"the parts of x must have one number of rows each: {sizes}")
-
-    def __len__(self) -> int:
-        return len(next(iter(self.fields.values())))
-
-    def read(self, rows: Rows) -> tuple[Any, Any]:
-        return {name: part.read(rows)[0] for name, part in self.fields.items()}, None
 
 
 class DatasetSource(Source):
@@ -184,13 +167,4 @@ def as_source(x: Any) -> Source | None:
         return ArraySource(x, str(x.filename) if x.filename else "a memory map")
     if isinstance(x, torch.utils.data.Dataset):
         return DatasetSource(x, pairs=False)
-    if isinstance(x, Mapping) and x:
-        parts = {name: as_source(part) for name, part in x.items()}
-        if any(parts.values()):
-            arrays = {
-                name: ArraySource(np.asarray(x[name]), f"x[{name!r}]")
-                for name in x
-                if parts[name] is None
-            }
-            return FieldsSource({name: part or arrays[name] for name, part in parts.items()})
     return None
