@@ -45,12 +45,6 @@ REPORT, TABLES, FIGURES = "report.html", "tables", "figures"
 BENEFIT = "benefit.csv"
 """Next to the runs of a federation and of its clients alone: the benefit of each."""
 
-TRACKED, TRACKED_FILES = "mlflow.db", "mlflow-artifacts"
-"""Next to the run folders, where MLflow tracks them."""
-
-WATCHED = "wandb-runs"
-"""Next to the run folders, where Weights & Biases tracks them."""
-
 FEDERATION, LINK_DATABASE = "federation.toml", "superlink.db"
 REGISTERED, REVOKED, STATUS = "registered", "revoked", "status.json"
 """In a federation's folder: its participants, Flower's database, the clients' public keys, the

@@ -35,7 +35,7 @@ COPIES = 2  # in memory at a time: the array as it is in the file, and its rows 
 
 @dataclass(frozen=True)
 class Arrays:
-    """The names of the arrays in an .npz archive, an HDF5 file or a folder of .npy files.
+    """The names of the arrays in an .npz archive or a folder of .npy files.
 
     Args:
         x_key: name of the array of inputs.

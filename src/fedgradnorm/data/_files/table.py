@@ -61,7 +61,7 @@ class Table:
 
     Tables are .csv, .tsv, .txt and .parquet files; archives are .npz files. A file may lie in a
     zip archive: ``"data.zip/folder/rows.csv"``. Relative paths start at ``base``, or in the folder
-    FEDGRADNORM_DATA. With ``stream=True`` inputs stay on the disk: .parquet, .h5 files, and folders
+    FEDGRADNORM_DATA. With ``stream=True`` inputs stay on the disk: .parquet files, and folders
     with ``x.npy`` and ``y.npy``.
 
     Args:
@@ -72,7 +72,7 @@ class Table:
         validation, test: files of held-out rows, instead of a split.
         standardize: to mean 0 and deviation 1: true for both sides, "inputs" or "targets" for one,
             or "pooled": inputs by the training rows of all such clients together.
-        format: "csv", "parquet", "npz" or "h5", for files whose ending does not say so.
+        format: "csv", "parquet" or "npz", for files whose ending does not say so.
         na: texts in tables that mean no value, such as "?".
         where: rows to keep, a table of columns with the value that each has in them.
         on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.

@@ -167,7 +167,7 @@ CELL_BYTES = 40  # of memory, at least: a number as an object, the reference to 
 PARSED = 25  # bytes of memory that a byte of text takes as fields and numbers, about
 PARQUET = (".parquet", ".pq")
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", *PARQUET)
-FORMATS = {"csv": ".csv", "parquet": ".parquet", "npz": ".npz", "h5": ".h5"}
+FORMATS = {"csv": ".csv", "parquet": ".parquet", "npz": ".npz"}
 """What ``format`` may say of a file, and the ending that says the same."""
 
 
