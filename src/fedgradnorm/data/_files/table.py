@@ -25,7 +25,7 @@ from fedgradnorm.data._arrays import Standardize, standardized_together
 from fedgradnorm.data._bad_rows import BadRows, OnBad
 from fedgradnorm.data._files.archives import Arrays
 from fedgradnorm.data._files.images import Images
-from fedgradnorm.data._files.inputs import Columns, Inputs, names
+from fedgradnorm.data._files.inputs import Columns, Inputs
 from fedgradnorm.data._files.loading import Reader, load
 from fedgradnorm.data._files.splitting import Split
 from fedgradnorm.data._files.tables import (
@@ -86,7 +86,7 @@ class Table:
 
     train: FilePath | pd.DataFrame
     target: Target | Mapping[str, Target]
-    inputs: Inputs | Columns | Mapping[str, Columns] | None = None
+    inputs: Inputs | Columns | None = None
     split: Split = field(default=Split())
     validation: FilePath | pd.DataFrame | None = field(default=None, kw_only=True)
     test: FilePath | pd.DataFrame | None = field(default=None, kw_only=True)
@@ -182,7 +182,8 @@ class Table:
 
     def _form(self, name: str, read: dict[Any, Any] | None = None) -> Form:
         """What is said of the tables as files, checked."""
-        gaps, kept = names(self.na), {} if self.where is None else self.where
+        gaps = (self.na,) if isinstance(self.na, str) else tuple(self.na)
+        kept = {} if self.where is None else self.where
         if not all(isinstance(text, str) for text in gaps):
             raise ConfigError(
                 f"client {name!r}: na must be texts, such as ['?'], not {shown(self.na)}"
@@ -205,7 +206,7 @@ class Table:
         try:
             for key, target in targets.items():
                 choose(str(target.task), KINDS, f"task of {name}/{key}" if key else "task")
-            plan, by_column = given.plan(), self.split.way is not None
+            plan, by_column = given.checked(), self.split.way is not None
         except ConfigError as error:
             raise ConfigError(f"client {name!r}: {error}") from error
         for key, target in targets.items():
@@ -213,12 +214,10 @@ class Table:
         folder = self.images.images
         reader = Reader(
             targets=targets,
-            given=given,
             plan=plan,
             form=self._form(name, before),
             arrays=self.arrays,
             images=self.images,
-            inputs=given.listed(),
             folder=None if folder is None else _data_path(self.base, folder, "images"),
             marks=self.split.columns if by_column else (),
             on_bad=self.on_bad,
@@ -226,9 +225,8 @@ class Table:
         )
         if reader.folder is not None and not reader.plan.plain:
             raise ConfigError(
-                f"client {name!r}: categories, dates, cyclic, missing, without, ids and "
-                "named inputs are for columns of numbers and texts; leave them out where inputs "
-                "are images"
+                f"client {name!r}: categories, dates, cyclic, missing and without are for columns "
+                "of numbers and texts; leave them out where inputs are images"
             )
         paths = {"train": self.train, "validation": self.validation, "test": self.test}
         files = {k: _data_path(self.base, f, k) for k, f in paths.items() if f is not None}

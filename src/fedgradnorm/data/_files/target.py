@@ -15,7 +15,7 @@ import torch
 from fedgradnorm._checks import bounded, shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._files.tables import FileRows
+from fedgradnorm.data._files.tables import FileRows, coded_labels
 from fedgradnorm.tasks._kind import KINDS
 from fedgradnorm.tasks._labels.label_map import LabelMap
 from fedgradnorm.tasks._making import (
@@ -198,12 +198,8 @@ def label_map(splits: Mapping[str, FileRows], key: str, plan: Target) -> LabelMa
 
 
 def _labels(rows: FileRows, key: str) -> list[str]:
-    """The labels of the usable rows; the distinct ones where every place of a row has one."""
-    y, good = rows.y[key], rows.good()
-    if key not in rows.label_texts:
-        return [text for i in good.tolist() if (text := str(y[i]))]
-    codes = np.unique(y[good])
-    return [rows.label_texts[key][int(code)] for code in codes if not np.isnan(code)]
+    """The distinct labels of the usable rows."""
+    return list(coded_labels(rows.y[key][rows.good()])[1])
 
 
 def _learned(train: FileRows, key: str, plan: Target) -> LabelMap:
@@ -229,10 +225,8 @@ def _is_fraction(text: str) -> bool:
 
 def _unseen(rows: FileRows, key: str, plan: Target, known: LabelMap, text: str) -> DataError:
     """The error for a label that the training data does not have."""
-    y = np.asarray(rows.y[key])
-    wanted = rows.label_texts[key].index(text) if key in rows.label_texts else text
-    found = (y == wanted).reshape(len(y), -1).any(axis=1)
-    good = rows.good()
+    (codes, texts), good = coded_labels(rows.y[key]), rows.good()
+    found = (codes == texts.index(text)).reshape(len(codes), -1).any(axis=1)
     where = f"{rows.places.where(int(good[found[good].argmax()]))}: label {shown(text)}"
     if plan.labels is not None:
         some = ", ".join(map(repr, known.names[:SHOWN]))
@@ -252,16 +246,14 @@ def class_numbers(
     rows: FileRows, key: str, index: NDArray[np.int64], known: LabelMap, plan: Target
 ) -> NDArray[Any]:
     """The class of each row at ``index``, or at each place of it; NaN where there is no label."""
-    y = np.asarray(rows.y[key])[index]
+    y = rows.y[key][index]
     if plan.above is not None:
         y = y if plan.form else y[:, 0]
         found = np.where(np.isnan(y), np.nan, (y > plan.above).astype(np.float64))
     else:
-        texts = rows.label_texts.get(key)
-        names, places = (texts, y) if texts is not None else np.unique(y, return_inverse=True)
-        codes = known.codes([str(name) for name in names])
-        table = np.array([*(np.nan if code is None else code for code in codes), np.nan])
-        found = table[np.nan_to_num(np.asarray(places), nan=len(names)).astype(np.int64)]
+        places, texts = coded_labels(y)
+        codes = [np.nan if code is None else code for code in known.codes(texts)]
+        found = np.array([*codes, np.nan])[np.nan_to_num(places, nan=len(codes)).astype(np.int64)]
     return found if np.isnan(found).any() else found.astype(np.int64)
 
 
