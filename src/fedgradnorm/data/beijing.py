@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
 from fedgradnorm.data._files.loading import numbers
 from fedgradnorm.data._files.tables import Cells, each, read_table, text_of
 from fedgradnorm.data._metrics import auc
-from fedgradnorm.data._paths import find_data
+from fedgradnorm.data._paths import find_data, opened_zip
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification, regression
 from fedgradnorm.tasks._task import Task
@@ -39,10 +38,8 @@ STATIONS = (
 """The stations of the published set."""
 
 _PERIOD = "20130301-20170228"
-FILES = tuple(
-    f"{name}_Data_{_PERIOD}{end}" for end in (".zip", "") for name in ("PRSA", "PRSA2017")
-)
-"""Names under which the set lies in a data folder: the archive's, and its unpacked folder's."""
+FILES = (f"PRSA_Data_{_PERIOD}.zip", f"PRSA2017_Data_{_PERIOD}.zip")
+"""Names of the archive in a data folder."""
 
 POLLUTANTS = {"pm25": "PM2.5", "pm10": "PM10", "so2": "SO2", "no2": "NO2", "co": "CO", "o3": "O3"}
 """Tasks by regression, in micrograms per cubic metre, and their columns."""
@@ -88,13 +85,13 @@ def clients(
 ) -> list[Client]:
     """A client a station: a pollutant by regression, the wind's direction (16), or rain (2).
 
-    ``source`` is the archive or its folder (default: in the folder named by FEDGRADNORM_DATA).
+    ``source`` is the archive (default: in the folder named by FEDGRADNORM_DATA).
     ``tasks`` are dealt to the ``stations`` in turn, or given by station. ``rows`` hours are drawn
     by ``seed`` for each client, None means all without a gap. The period's last ``test_share`` is
     for testing, what lies before it for validation; every station is cut at the same hours.
 
     Args:
-        source: the archive or its folder. In a config: path.
+        source: the archive. In a config: path.
         stations: some of them, by name; None is all.
         tasks: dealt to the stations in turn, or one for each, by name.
         rows: hours drawn for each client; None is all.
@@ -171,18 +168,9 @@ def _plan(
 
 
 def _station_files(path: Path) -> dict[str, Path]:
-    """The files by station, in the archive or its unpacked folder; nothing is ever extracted."""
-    if path.is_dir():
-        # Also where they lie one folder deeper, as in the archive.
-        files = [*path.glob("*.csv"), *path.glob("PRSA*/*.csv")]
-    else:
-        try:
-            with zipfile.ZipFile(path) as archive:
-                files = [path / str(PurePosixPath(name)) for name in archive.namelist()]
-        except Exception as error:  # zipfile raises many kinds of error on damaged bytes
-            raise DataError(
-                f"{path}: not a complete zip archive ({error}); download it again"
-            ) from error
+    """The files by station."""
+    with opened_zip(path) as archive:
+        files = [path / name for name in archive.namelist()]
     found: dict[str, Path] = {}
     for file in files:
         if told := _NAME.fullmatch(file.name):
@@ -192,7 +180,7 @@ def _station_files(path: Path) -> dict[str, Path]:
     if not found:
         raise DataError(
             f"{path}: no file PRSA_Data_STATION_{_PERIOD}.csv in it; give the archive of these "
-            "files or its unpacked folder (UCI packs that archive into another one)"
+            "files (UCI packs that archive into another one)"
         )
     return dict(sorted(found.items()))
 
