@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 Gaps = Literal["error", "mean", "median", "indicator"]
 GAPS = ("error", "mean", "median", "indicator")
-PARTS = ("hour", "weekday", "day", "month", "elapsed")
-"""What can be made of a date; all but the last are places on a circle."""
+PARTS = ("hour", "weekday", "year", "elapsed")
+"""What can be made of a date: its place in the day, week or year, or years since 2000."""
 
 UNKNOWN = -1.0
 
@@ -286,17 +286,17 @@ def seconds(cell: Any, form: str | None = None) -> float:
 def part(name: str, time: Tensor) -> Tensor:
     """A part of each time: sine and cosine of its place, or years since 2000 ("elapsed").
 
-    In float64 and without a calendar's tables, so that an exported program can hold it.
+    In float64 and without a calendar's tables, so that an exported program can hold it. A year is
+    the mean one, so a date's place in it moves by up to a day.
     """
-    days = torch.floor(time / DAY)
     if name == "elapsed":
         return ((time - _YEAR_2000) / (DAY * _YEAR))[:, None]
+    days = torch.floor(time / DAY)
     if name == "hour":
         return circle(time - days * DAY, DAY)
     if name == "weekday":
         return circle(days + 3, 7.0)  # 1970 began on a Thursday; Monday is 0
-    day, month = _calendar(days)
-    return circle(day - 1, 31.0) if name == "day" else circle(month - 1, 12.0)
+    return circle(time - _YEAR_2000, DAY * _YEAR)
 
 
 def circle(value: Tensor, period: float) -> Tensor:
@@ -306,22 +306,6 @@ def circle(value: Tensor, period: float) -> Tensor:
     turns = value / length
     turn = (turns - torch.floor(turns)) * torch.tensor(2 * math.pi, dtype=value.dtype)
     return torch.stack([turn.sin(), turn.cos()], dim=1)
-
-
-def _calendar(days: Tensor) -> tuple[Tensor, Tensor]:
-    """Day of the month and month of the Gregorian calendar, from days since 1970.
-
-    Years are counted from March, so that the day that is there or not comes last in them; 400 of
-    them have 146,097 days.
-    """
-    from_march = days + 719468  # since the first of March of the year 0
-    of_era = from_march - torch.floor(from_march / 146097) * 146097
-    leap = torch.floor(of_era / 1460) - torch.floor(of_era / 36524) + torch.floor(of_era / 146096)
-    year = torch.floor((of_era - leap) / 365)
-    of_year = of_era - (365 * year + torch.floor(year / 4) - torch.floor(year / 100))
-    month = torch.floor((5 * of_year + 2) / 153)
-    day = of_year - torch.floor((153 * month + 2) / 5) + 1
-    return day, torch.where(month < 10, month + 3, month - 9)
 
 
 log = logging.getLogger(__name__)

@@ -71,7 +71,7 @@ class Inputs:
         }
         dates = {
             name: tuple(one_of(f"a part of date {name!r}", part, PARTS) for part in names(value))
-            for name, value in _table(self.dates, ("hour", "month"), "dates").items()
+            for name, value in _table(self.dates, ("hour", "year"), "dates").items()
         }
         cyclic = {
             name: bounded(f"the period of {name!r} in cyclic", value, above=True)
