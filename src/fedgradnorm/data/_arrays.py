@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from fedgradnorm._checks import number
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._files.encoding import Encoding
@@ -82,6 +83,11 @@ def client_from_arrays(
         if (pair := getattr(client, split)) is not None
     }
     return replace(with_splits(client, scaled), scaling=scaling)
+
+
+def client_of(name: str, task: Task, pairs: Mapping[str, Any], **more: Any) -> Client:
+    """A client from its splits by their names."""
+    return Client(name, task, pairs["train"], pairs.get("test"), pairs.get("validation"), **more)
 
 
 def single_inputs(x: Inputs) -> Inputs:
@@ -205,6 +211,18 @@ def _held_out_rows(name: str, size: int, split: str, share: float, there: bool) 
     if count == 0:
         raise DataError(f"{where} {share} of {size} rows is no row; raise it or set it to 0")
     return count
+
+
+def split_shares(who: str, test_share: float, validation_share: float) -> dict[str, float]:
+    """The share of each split, checked."""
+    test = number(f"{who}: test_share", test_share)
+    validation = number(f"{who}: validation_share", validation_share)
+    if not (test >= 0 and validation >= 0 and test + validation < 1):
+        raise ConfigError(
+            f"{who}: test_share {test!r} and validation_share {validation!r} must be 0 or more and "
+            "leave a part for training"
+        )
+    return {"train": 1 - (validation + test), "validation": validation, "test": test}
 
 
 How = Literal["pooled", "own", "none"]

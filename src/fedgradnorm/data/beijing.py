@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedgradnorm._checks import number, shown, whole
+from fedgradnorm._checks import shown, whole
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError, choose
-from fedgradnorm.data._arrays import How, chosen, random_generator, scaled
+from fedgradnorm.data._arrays import How, chosen, client_of, random_generator, scaled, split_shares
 from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
 from fedgradnorm.data._files.loading import numbers
 from fedgradnorm.data._files.tables import Cells, each, read_table, text_of
@@ -103,7 +103,8 @@ def clients(
         on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
         progress: called with (done, total) now and then; not for configs.
     """
-    shares = _shares(rows, test_share, validation_share)
+    shares = split_shares("beijing", test_share, validation_share)
+    rows = None if rows is None else whole("beijing: rows", rows, 1)
     random_generator(seed)
     scales = dict(loss_scale or {})
     for name in scales:
@@ -124,29 +125,11 @@ def clients(
         parts = _drawn(who, time, good, rows, shares, rng)
         target = y.astype(np.float32) if name in POLLUTANTS else np.nan_to_num(y).astype(np.int64)
         pairs = {split: (x[at], target[at]) for split, at in parts.items()}
-        made.append(
-            Client(
-                station, _task(name, scales.get(name, 1.0)), pairs["train"], pairs.get("test"),
-                pairs.get("validation"), labels=_LABELS.get(name), columns=INPUTS,
-            )
-        )  # fmt: skip
+        task = _task(name, scales.get(name, 1.0))
+        made.append(client_of(station, task, pairs, labels=_LABELS.get(name), columns=INPUTS))
         if progress:
             progress(len(made), len(plan))
     return scaled(made, scaling)
-
-
-def _shares(rows: int | None, test_share: float, validation_share: float) -> dict[str, float]:
-    """The share of each split, checked."""
-    if rows is not None:
-        whole("beijing: rows", rows, 1)
-    test = number("test_share", test_share)
-    validation = number("validation_share", validation_share)
-    if not (0 <= test < 1 and 0 <= validation < 1 and test + validation < 1):
-        raise ConfigError(
-            f"beijing: test_share {test_share!r} and validation_share {validation_share!r} must be "
-            "0 or more and leave a part for training"
-        )
-    return {"train": 1 - (validation + test), "validation": validation, "test": test}
 
 
 def _plan(
