@@ -19,9 +19,9 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from fedgradnorm._checks import one_of
+from fedgradnorm._checks import one_of, shown
 from fedgradnorm._columns import is_frame
-from fedgradnorm._errors import DataError, did_you_mean
+from fedgradnorm._errors import ConfigError, DataError, did_you_mean
 from fedgradnorm._extras import needed
 from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
@@ -197,9 +197,18 @@ class Form:
     free: tuple[str, ...] = ()
     read: dict[Any, tuple[Cells, dict[int, str]]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.format is not None:
-            one_of("format", self.format, tuple(FORMATS))
+    @classmethod
+    def of(cls, format: str | None, na: Any, where: Any, *more: Any) -> Form:
+        """The form, checked."""
+        if format is not None:
+            one_of("format", format, tuple(FORMATS))
+        gaps = (na,) if isinstance(na, str) else tuple(na)
+        if not all(isinstance(text, str) for text in gaps):
+            raise ConfigError(f"na must be texts, such as ['?'], not {shown(na)}")
+        if not isinstance(where, Mapping | None):
+            raise ConfigError(f"where must be a table, column = value, not {where!r}")
+        kept = {str(column): str(value).strip() for column, value in (where or {}).items()}
+        return cls(format, tuple(text.strip() for text in gaps), kept, *more)
 
     def suffix(self, path: Any) -> str:
         if self.format is not None:

@@ -89,21 +89,19 @@ class Target:
         """The options of the task that functions of ``fgn.tasks`` have as well."""
         return {k: getattr(self, k) for k in ("class_weights", "pos_weight", "metrics")}
 
-    def check(self, client: str) -> None:
+    def check(self) -> None:
         """A ConfigError for options of another kind of task, or two that say the same."""
         for key in dict.fromkeys(option for one in KINDS.values() for option in one.options):
             given = getattr(self, key, None)
             if given is not None and key not in KINDS[self.task].options:
                 kinds = " or ".join(name for name, one in KINDS.items() if key in one.options)
-                raise ConfigError(f"client {client!r}: {key} is for a {kinds}; leave it out")
+                raise ConfigError(f"{key} is for a {kinds}; leave it out")
         for one, other in (("labels", "classes"), ("labels", "positive"), ("above", "positive")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise ConfigError(
-                    f"client {client!r}: {one} and {other} are both given; leave {other} out"
-                )
+                raise ConfigError(f"{one} and {other} are both given; leave {other} out")
         if self.above is not None:
-            bounded(f"client {client!r}: above", self.above, low=float("-inf"))
-        self.label_map(f"client {client!r}: ")
+            bounded("above", self.above, low=float("-inf"))
+        self.label_map()
 
     @property
     def counted(self) -> bool:
@@ -125,14 +123,14 @@ class Target:
         numbers = self.class_count is not None and list(names) == [*map(str, range(len(names)))]
         return self.labels is not None or self.above is not None or numbers
 
-    def label_map(self, whose: str = "") -> LabelMap | None:
+    def label_map(self) -> LabelMap | None:
         """The labels that are listed; a ConfigError for a list that cannot be."""
         if self.labels is None:
             return None
-        listed = LabelMap.listed(self.labels, f"{whose}labels")
+        listed = LabelMap.listed(self.labels, "labels")
         if self.task == "binary" and len(listed.names) != 2:
             raise ConfigError(
-                f"{whose}labels of a binary task are two, that of 0 and that of 1, not "
+                "labels of a binary task are two, that of 0 and that of 1, not "
                 f"{len(listed.names)}; use task='classification'"
             )
         return listed
