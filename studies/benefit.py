@@ -42,6 +42,13 @@ def benefit(
     ),
 ) -> None:
     """Show the benefit on every data set in FOLDER, with tables and a figure next to the runs."""
+    say(write_all(folder, folder / TABLES, folder / FIGURES))
+    say(f"tables:  {folder / TABLES} (CSV, Markdown, LaTeX)")
+    say(f"figures: {folder / FIGURES / 'benefit.png'}")
+
+
+def write_all(folder: Path, tables: Path, figures: Path) -> Grid:
+    """Write the tables and the figure of the runs in ``folder``; the first table."""
     places = {name: folder / name for name in BENEFIT if (folder / name).is_dir()}
     read = {
         name.removeprefix("benefit-"): read_report([place], LOCAL)
@@ -49,12 +56,11 @@ def benefit(
     }
     found = all_gains(read)
     grids = [benefit_grid(found), by_task_grid(found)]
-    say(grids[0])
     tell(note for report in read.values() for note in report.notes)
-    write_grids(grids, folder / TABLES)
-    say(f"tables:  {folder / TABLES} (CSV, Markdown, LaTeX)")
-    drawn = [benefit_figure(found, folder / FIGURES / f"benefit.{end}") for end in ("png", "pdf")]
-    say(f"figures: {drawn[0]}")
+    write_grids(grids, tables)
+    for ending in ("png", "pdf"):
+        benefit_figure(found, figures / f"benefit.{ending}")
+    return grids[0]
 
 
 End = Literal["shared", "tuned", "chosen"]

@@ -39,14 +39,20 @@ def methods(
     ),
 ) -> None:
     """Write one table of both data sets in FOLDER, and a figure next to the runs of each."""
-    found = {name: read_report([folder / name]) for name in SIDE_BY_SIDE}
-    grid = side_grid({name.rpartition("-")[2]: one for name, one in found.items()})
-    write_grids([grid], folder / TABLES)
+    found = side_by_side(folder, folder / TABLES)
     say(f"tables:  {folder / TABLES} (CSV, Markdown, LaTeX)")
     for name, one in found.items():
         for ending in ("png", "pdf"):
             path = methods_figure(one, folder / name / FIGURES / f"methods.{ending}")
         say(f"figures: {path}")
+
+
+def side_by_side(folder: Path, tables: Path) -> dict[str, Report]:
+    """Write the table of both experiments in ``folder``; their reports."""
+    found = {name: read_report([folder / name]) for name in SIDE_BY_SIDE}
+    grid = side_grid({name.rpartition("-")[2]: one for name, one in found.items()})
+    write_grids([grid], tables)
+    return found
 
 
 def side_grid(reports: Mapping[str, Report]) -> Grid:
@@ -96,8 +102,10 @@ def methods_figure(report: Report, path: str | Path) -> Path:
                 seen.plot(sights.index(needs), row, "o", color=ink, markersize=4)
             found = deltas[name]
             text = f"{found.mean:+.1f}" if math.isfinite(found.mean) else "diverged"
-            total.annotate(text if found.count else "baseline", (1, row), (4, 0), va="center",
-                           xycoords=("axes fraction", "data"), textcoords="offset points")  # fmt: skip
+            text = text if found.count else "baseline"
+            total.annotate(
+                text, (1, row), (4, 0), ("axes fraction", "data"), "offset points", va="center"
+            )
             if math.isfinite(found.mean):
                 place, off = float(np.clip(found.mean, low, high)), not low <= found.mean <= high
                 half = 0.0 if math.isnan(found.half) else found.half

@@ -70,7 +70,7 @@ def test_every_section_has_its_curves(browser, page_file):
         # Two tasks; held-out and training of two methods. Bands are areas without a line, and the
         # run that ended early is not drawn.
         assert curves(page, "curves") == 2 * 4
-        for section in ("weights", "norms", "ratios"):
+        for section in ("weights", "more"):
             assert curves(page, section) == 2 * 2
 
 
@@ -92,9 +92,9 @@ def test_switches(browser, page_file):
         page.get_by_role("button", name="Accuracy or error").click()
         units = page.locator('section[data-section="curves"] figcaption small')
         assert units.all_inner_texts() == ["accuracy", "mae"]
-        curves(page, "norms")
-        page.get_by_role("button", name="Norm and target").click()
-        assert curves(page, "norms") > 4
+        curves(page, "more")
+        page.get_by_role("button", name="loss_ratio").click()
+        assert curves(page, "more") == 2 * 2
 
 
 def test_switches_reach_every_table(browser, page_file):

@@ -29,7 +29,7 @@ TYPE = 8
 
 DPI = 200
 
-SIZES = ("axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize",
+SIZES: Any = ("axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize",
          "legend.fontsize", "figure.labelsize", "figure.titlesize")  # fmt: skip
 COLUMNS, NARROW = 5, 3  # panels in a row: of curves, and of a sweep, whose axis has more names
 ROW = 1.2  # inches
@@ -197,7 +197,7 @@ def figure(height: float) -> Iterator[Any]:
     wide = [
         name for name in ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Emoji") if name in there
     ]
-    style = {"font.family": ["DejaVu Sans", *wide], "font.size": TYPE, "axes.titlepad": 4}
+    style: Any = {"font.family": ["DejaVu Sans", *wide], "font.size": TYPE, "axes.titlepad": 4}
     with rc_context({**style, **dict.fromkeys(SIZES, "medium")}):
         drawing = Figure(figsize=(WIDTH, height), layout="constrained")
         FigureCanvasAgg(drawing)
