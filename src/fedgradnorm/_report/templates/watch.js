@@ -1,7 +1,7 @@
 "use strict";
 // Shows what /events sends. Names of runs and clients are only ever set as text, never as HTML.
 
-const MOST_SHOWN = 8, AUTOMATIC = innerWidth < 760 ? 2 : 4, MOST_POINTS = 3000; // the server refuses and sends as much
+const MOST_SHOWN = 8, AUTOMATIC = innerWidth < 760 ? 2 : 4, MOST_POINTS = 3000; // of a curve; the server shows as many runs
 const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3]];
 const QUANTITIES = [
   { id: "loss", title: "Training loss", keys: ["loss", "train"], log: true },
@@ -114,11 +114,11 @@ function takePoints({ run, reset, clients, curves }) {
     if (!mine.curves.has(key)) mine.curves.set(key, { client, quantity, x: [], y: [] });
     const curve = mine.curves.get(key);
     for (let i = 0; i < x.length; i++) { curve.x.push(x[i]); curve.y.push(y[i]); }
-    if (curve.x.length >= MOST_POINTS) thin(curve);
+    while (curve.x.length >= MOST_POINTS) thin(curve);
   }
 }
 
-// As in the server: of every four points the lowest and the highest, and the last of all.
+// Of every four points the lowest and the highest, and the last of all.
 function thin(curve) {
   const kept = [], { x, y } = curve, last = x.length - 1;
   for (let start = 0; start <= last; start += 4) {
