@@ -196,10 +196,9 @@ def status(
         row = (one["client"], connected, seen, took, size, str(one["rounds"]), weight)
         table.add_row(*row, *counts, one["state"])
     say(table)
-    spent = "" if found["epsilon"] is None else f", epsilon {found['epsilon']:.3g} spent"
     ago = time.time() - found["seconds_since_1970"]
     where = f"round {found['round']} of {found['rounds']}"
-    say(f"{found['stage']}: {where}{spent}; written {ago:.0f} s ago; run {found['run']}")
+    say(f"{found['stage']}: {where}; written {ago:.0f} s ago; run {found['run']}")
     say(f"run folder: {found['folder']}")
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.heads import own_names
 from fedgradnorm._methods import find_method
-from fedgradnorm._round.private.client_sums import check_client_level
 from fedgradnorm._round.settings import FIELDS, GROUPS, TOP, Settings, key_of, scope_of, ungrouped
 from fedgradnorm.experiments._config.config_file import Config
 from fedgradnorm.weighting import Needs, Weighting
@@ -40,8 +39,6 @@ class Agreement:
     @property
     def sent(self) -> tuple[str, ...]:
         """All that may leave a client in a round."""
-        if self.settings.privacy is not None:
-            return ("masked update with noise",)
         if self.private is not None:
             return ("masked update", *(f"masked {name}" for name in self.scalars))
         own = self.settings.head_own
@@ -83,9 +80,6 @@ def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
         )
     weighting = find_method(config.method).build(config.weighting)
     scalars = sent_scalars(weighting, settings)
-    if settings.client_privacy is not None:
-        check_noise(weighting, settings, private)
-        scalars = ()
     if private is not None:
         check_private(config.method, weighting, settings)
         private.check(settings, settings.rounds)
@@ -106,24 +100,6 @@ def check_private(method: str, weighting: Weighting, settings: Settings) -> None
                 f"{key_of(name)} = {value!r} cannot be run in a private federation: the server "
                 f"sees no single client; leave it at {only!r}"
             )
-
-
-def check_noise(weighting: Weighting, settings: Settings, private: PrivateTerms | None) -> None:
-    """Refuse client-level privacy that a federation over the network cannot keep."""
-    terms = settings.client_privacy
-    assert terms is not None
-    if private is None:
-        raise ConfigError(
-            "privacy of clients cannot be run over the network by a server that sees every update; "
-            "make the federation private (federation init --private), and clients add the noise"
-        )
-    if terms.seeded or terms.ledger is not None:
-        key = "noise" if terms.seeded else "ledger"
-        raise ConfigError(
-            f"privacy.{key} = {getattr(terms, key)!r}: over the network every client draws fresh "
-            "noise and keeps a ledger of its own; leave it out"
-        )
-    check_client_level(settings, weighting)
 
 
 def check_tuning(table: Mapping[str, Any] | None) -> None:

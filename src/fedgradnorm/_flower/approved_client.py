@@ -66,8 +66,7 @@ class ApprovedClient:
 
     def about(self) -> str:
         """Settings, rounds, what leaves, and epsilon where there is one."""
-        agreement, own = self.agreement, self.client.privacy
-        terms = own if own is not None else agreement.settings.client_privacy
+        agreement, terms = self.agreement, self.client.privacy
         spends = "no privacy budget" if terms is None else f"epsilon at most {terms.epsilon:g}"
         sent = ", ".join(agreement.sent)
         digest = agreement.digest[:12]

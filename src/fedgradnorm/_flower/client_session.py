@@ -261,8 +261,7 @@ class ClientSession:
         For a private client also what it had spent after each of its rounds.
         """
         metrics = sorted(self.client.task.metrics)
-        noisy = self.ledger is not None or self.agreement.settings.privacy is not None
-        history = History(metrics, [SPENT] if noisy else ())
+        history = History(metrics, [] if self.ledger is None else [SPENT])
         spent = [] if self.ledger is None else self.ledger.rows(run, self.name)
         own = OwnHistory(self.folder / run).rows()
         batches = {row["round"]: row for row in own if row["split"] == "batch"}

@@ -76,12 +76,6 @@ class Coordinator:
         """Each client's weight, as far as the server knows it."""
         return dict(zip(self.names, self.server.weighting.weight.tolist(), strict=True))
 
-    @property
-    def epsilon_spent(self) -> float | None:
-        """What clients' privacy has cost so far, where the server knows that."""
-        spent: float | None = getattr(self, "epsilon", None)
-        return spent
-
     def board(self, connected: Sequence[str]) -> list[dict[str, Any]]:
         """What ``federation status`` shows of each client."""
         weights, exchange = self.weights(), self.exchange

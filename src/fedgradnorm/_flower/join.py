@@ -218,12 +218,10 @@ def _client(
     about = (network, client, agreement, given.path("state"))
     if agreement.private is None:
         return ClientSession(*about)
-    from fedgradnorm._flower.private.noisy_sum_client import NoisySumClient
     from fedgradnorm._flower.private.secure_sum_client import SecureSumClient
     from fedgradnorm._masking.roster import read_signer
 
-    kind = SecureSumClient if agreement.settings.privacy is None else NoisySumClient
-    return kind(*about, read_signer(given.name, given.path("signing")), weighting)
+    return SecureSumClient(*about, read_signer(given.name, given.path("signing")), weighting)
 
 
 @contextmanager

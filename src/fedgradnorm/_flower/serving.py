@@ -23,7 +23,6 @@ from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.federation_file import FederationFile, read_federation
 from fedgradnorm._flower.group_heads import GroupHeads, group_heads
-from fedgradnorm._flower.private.noisy_rounds import NoisyCoordinator
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms, read_terms
 from fedgradnorm._flower.setup import registered, revoked, roster_fingerprint
@@ -283,10 +282,7 @@ def _coordinator(
     norm_layer = _norm_layer(network, config)
     exchange = Exchange(transport)
     given = (server, list(terms.clients), agreement, exchange, patience, norm_layer, heads)
-    if agreement.private is not None:
-        noisy = settings.privacy is not None
-        return NoisyCoordinator(*given) if noisy else PrivateCoordinator(*given)
-    return Coordinator(*given)
+    return Coordinator(*given) if agreement.private is None else PrivateCoordinator(*given)
 
 
 def _heads(

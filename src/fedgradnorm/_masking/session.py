@@ -144,10 +144,6 @@ class Session:
         body = {"sealed": sealed, "shares": pinned, "own": public[self.signer.name]["own"]}
         return self.signer.sign(attempt, "letters", body)
 
-    def fewest(self, name: str) -> int:
-        """How many clients any sum of this attempt has at least, before its input is given."""
-        return threshold(len(self._at(name, Step.INPUT)[0]["public"]), self.colluders)
-
     def mask(
         self,
         name: str,

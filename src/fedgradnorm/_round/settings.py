@@ -355,6 +355,7 @@ class Server(_Group):
         None, (_optional(_client_privacy), ""),
         "client-level differential privacy of the shared network, for hundreds of clients: see "
         ":class:`fedgradnorm.ClientPrivacy`. Privacy of single examples belongs to a client.",
+        deployed=False,
     )
 
 

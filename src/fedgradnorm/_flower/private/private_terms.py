@@ -87,12 +87,9 @@ class PrivateTerms:
         """The clients of a round, as every client finds out by itself.
 
         A share of the clients is drawn by the seed and all keys: whoever chooses the seed does not
-        know the keys. The order in the file, which no fingerprint covers, plays no part. Clients
-        that add noise are all asked in every round.
+        know the keys. The order in the file, which no fingerprint covers, plays no part.
         """
         names, share = sorted(self.clients), settings.participation
-        if settings.privacy is not None:
-            return names
         if isinstance(share, (int, float)):
             keys = self.roster.digest
             return some_of(names, float(share), settings.seed, "cohort", keys, round_number)
@@ -100,8 +97,7 @@ class PrivateTerms:
 
     def check(self, settings: Settings, rounds: int) -> None:
         """A ConfigError unless every round has enough clients, and the network can be checked."""
-        if settings.privacy is None:
-            NetworkBound(settings)
+        NetworkBound(settings)
         for number in range(min(rounds, LOOKED_AT)):
             count = len(self.cohort(settings, number))
             least = least_shown(count, self.colluders)
