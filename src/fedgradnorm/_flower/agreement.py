@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._federation.heads import own_names
 from fedgradnorm._methods import find_method
 from fedgradnorm._round.settings import FIELDS, GROUPS, TOP, Settings, key_of, scope_of, ungrouped
 from fedgradnorm.experiments._config.config_file import Config
@@ -41,10 +40,7 @@ class Agreement:
         """All that may leave a client in a round."""
         if self.private is not None:
             return ("masked update", *(f"masked {name}" for name in self.scalars))
-        own = self.settings.head_own
-        kept = f" without {own if isinstance(own, str) else ', '.join(own)}" if own else ""
-        head = () if self.settings.heads == "own" else (f"head{kept}",)
-        return ("update", *self.scalars, *head)
+        return ("update", *self.scalars)
 
 
 def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
@@ -56,23 +52,9 @@ def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
     for name in (name for name in FIELDS if not scope_of(name).deployed):
         value, only = getattr(settings, name), FIELDS[name].default
         if value != only:
-            raise ConfigError(
-                f"{key_of(name)} = {value!r} cannot be run over the network; leave it at {only!r}"
-            )
-    if settings.patience is not None and not settings.keeps_best:
-        raise ConfigError(
-            "early_stopping cannot end a run over the network, where each client judges for "
-            "itself; add keep_best = true, and a client stops looking for a better round"
-        )
+            way = "leave it out" if only is None else f"leave it at {only!r}"
+            raise ConfigError(f"{key_of(name)} = {value!r} cannot be run over the network; {way}")
     check_tuning(settings.personalize)
-    made_here = settings.heads != "own" and not own_names(["bias"], settings.head_own)
-    if made_here and settings.head_init == "targets":
-        raise ConfigError(
-            f"head_init = {settings.head_init!r} cannot be run over the network with heads = "
-            f"{settings.heads!r}: the server makes the head that clients begin with together, and "
-            "knows nobody's targets; leave it at 'random', keep a bias for each client "
-            "(head_own = 'bias'), or keep heads personal (heads = 'own')"
-        )
     if settings.rounds is None:
         raise ConfigError(
             "give rounds: how many rounds an epoch has depends on the clients' data, "

@@ -14,7 +14,6 @@ from torch import Tensor
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.attendance import Attendance, Patience
-from fedgradnorm._flower.group_heads import GroupHeads
 from fedgradnorm._flower.wire.messages import (
     Answer,
     Order,
@@ -39,10 +38,7 @@ AWAY = 0.5  # seconds between two looks for clients that went away
 
 
 class Coordinator:
-    """The server of one run. It knows of a client: its name, its updates, the agreed scalars.
-
-    Where clients share ``heads``, it knows these too.
-    """
+    """The server of one run. It knows of a client: its name, its updates, the agreed scalars."""
 
     def __init__(
         self,
@@ -52,11 +48,9 @@ class Coordinator:
         exchange: Exchange,
         patience: Patience,
         norm_layer: Tensor | None = None,
-        heads: GroupHeads | None = None,
     ) -> None:
         self.server, self.names, self.agreement = server, names, agreement
         self.exchange, self.patience, self.norm_layer = exchange, patience, norm_layer
-        self.heads = heads
         self.run = secrets.token_hex(8)
         self.round = 0
         self.states = dict.fromkeys(names, 0)  # rounds each client has completed
@@ -165,9 +159,8 @@ class Coordinator:
 
     def _order(self, kind: Any, name: str) -> Order:
         shared = self.server.shared.data.clone()
-        group, head = self.heads.of(name) if self.heads else ("", None)
         about = (kind, self.run, self.agreement.digest, self.round, self.states[name])
-        return Order(*about, shared, group, head, weight=self.given[name])
+        return Order(*about, shared, self.given[name])
 
     def _collect(self, orders: Mapping[str, Asking]) -> dict[str, Any]:
         """The answers that can be used; all others are logged and counted."""
@@ -235,7 +228,7 @@ class Coordinator:
         reports = self._reports(good)
         self.server.begin_round(self.round)
         weights = server_step(self.server, reports)
-        self._count_bounded([*self.server.cuts, *self._average_heads(good, reports, weights)])
+        self._count_bounded(self.server.cuts)
         weight = dict(zip(self.names, weights.tolist(), strict=True))
         for name in good:
             self.states[name] += 1
@@ -275,15 +268,6 @@ class Coordinator:
                 log.warning(words + "and %d answers refused", name, *counts)
         self.monitor.frozen.sum_up(self.round)
 
-    def _average_heads(
-        self, good: Mapping[str, Answer], reports: Reports, weights: Tensor
-    ) -> list[Cut]:
-        """Who shares a head gets the mean with the next order; which heads were over a bound."""
-        sent = {name: answer.head for name, answer in good.items() if answer.head is not None}
-        if self.heads is None or not sent:
-            return []
-        return self.heads.average(sent, reports, weights, self.server.aggregate)
-
     def _progress(self, rows: list[Row], weight: Mapping[str, float]) -> Progress:
         key = "loss" if "loss" in self.agreement.scalars else "loss_ratio"
         known = {row["client"]: float(row[key]) for row in rows if key in row}
@@ -319,16 +303,13 @@ class Coordinator:
         tables["attendance"] = self.attendance.state_dict()
         own = {"server": self.server.state_dict(), "monitor": self.monitor.state_dict()}
         kept = {"run": self.run, "round": self.round, "sizes": dict(self.sizes)}
-        heads = {"heads": self.heads.state_dict()} if self.heads else {}
-        return {**kept, **own, **tables, **heads}
+        return {**kept, **own, **tables}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.run, self.round = state["run"], state["round"]
         self.server.load_state_dict(state["server"])
         self.sizes = dict(state["sizes"])
         self.monitor.load_state_dict(state["monitor"])
-        if self.heads:
-            self.heads.load_state_dict(state["heads"])
         for key in _TABLES:
             setattr(self, key, {name: state[key][name] for name in self.names})
         self.attendance.load_state_dict(state["attendance"])

@@ -388,7 +388,7 @@ class Sharing(_Group):
         "names they are taken for one, with a warning, only if all such tasks agree. It is an "
         "error if no two clients share a task. Heads that are averaged must have one shape and the "
         "same labels in the same order.",
-        private=False,
+        deployed=False,
     )
     head_own: str | list[str] | None = _setting(
         None,
@@ -396,7 +396,7 @@ class Sharing(_Group):
         "which parameters of a shared head each client keeps for itself, trained on its own data "
         'and never averaged: names or patterns of names, such as ``"bias"`` or ``"*.bias"``. With '
         '``"bias"``, clients share the weights and differ in level or prevalence.',
-        private=False,
+        deployed=False,
     )
     head_init: HeadInit = _setting(
         "auto", _choice(HeadInit),
@@ -520,7 +520,7 @@ class EarlyStopping(_Group):
     """
 
     patience: int = _setting(
-        5, _whole(1), "evaluations without improvement that end the run."
+        5, _whole(1), "evaluations without improvement that end the run.", deployed=False
     )
     watch: str = _setting(
         "loss", (_metric, ""),

@@ -217,8 +217,7 @@ class Order:
     """A server's request to one client.
 
     ``digest`` identifies the agreed settings, ``state_round`` how many rounds the client has
-    completed according to the server, ``weight`` its weight after the last one. ``head`` is the
-    shared head of the client's ``group``; None where its head is personal.
+    completed according to the server, ``weight`` its weight after the last one.
     """
 
     kind: Kind
@@ -227,39 +226,29 @@ class Order:
     round: int
     state_round: int
     shared: Tensor
-    group: str = ""
-    head: Tensor | None = None
     weight: float | None = None
 
     def encoded(self) -> bytes:
         names = ("kind", "run", "digest", "round", "state_round", "weight")
-        facts = {name: getattr(self, name) for name in names}
-        arrays = {"shared": self.shared}
-        if self.head is not None:
-            facts["group"], arrays["head"] = self.group, self.head
-        return encode(facts, arrays)
+        return encode({name: getattr(self, name) for name in names}, {"shared": self.shared})
 
     def room(self) -> int:
         """Bytes of the largest answer."""
-        head = 0 if self.head is None else self.head.nbytes
-        return largest_answer(self.shared.nbytes, head)
+        return largest_answer(self.shared.nbytes)
 
 
-def largest_answer(update: int, head: int) -> int:
-    """Bytes of the largest answer with an update and a head of so many bytes."""
-    return 2 * SLACK + update + head
+def largest_answer(update: int) -> int:
+    """Bytes of the largest answer with an update of so many bytes."""
+    return 2 * SLACK + update
 
 
-def order_schema(shared: Tensor, group: str = "", head: Tensor | None = None) -> Schema:
-    """What an order must have; ``shared`` and ``head`` are tensors like those in it."""
+def order_schema(shared: Tensor) -> Schema:
+    """What an order must have; ``shared`` is a tensor like that in it."""
     facts: dict[str, Check] = {
         "kind": _kind, "run": word, "digest": text, "round": count, "state_round": count,
         "weight": weight,
     }  # fmt: skip
-    arrays = {"shared": like(shared)}
-    if head is not None:
-        facts["group"], arrays["head"] = partial(exactly, group), like(head)
-    return Schema(facts, arrays, longest=16 << 10)
+    return Schema(facts, {"shared": like(shared)}, longest=16 << 10)
 
 
 def _kind(name: str, value: Any) -> str:
@@ -268,25 +257,16 @@ def _kind(name: str, value: Any) -> str:
     return str(value)
 
 
-def decode_order(
-    content: bytes, shared: Tensor, group: str = "", head: Tensor | None = None
-) -> Order:
-    """The order, checked; ``shared`` is a tensor like the network.
-
-    A head may be in it only where the client has agreed to share its own: then ``head`` is a tensor
-    like it, and ``group`` the name of those to share it with.
-    """
-    if head is not None and "group" not in facts_of(content):
-        head = None  # nobody else of its group participates
-    found = decode(content, order_schema(shared, group, head))
-    return Order(**found)
+def decode_order(content: bytes, shared: Tensor) -> Order:
+    """The order, checked; ``shared`` is a tensor like the network."""
+    return Order(**decode(content, order_schema(shared)))
 
 
 @dataclass(frozen=True)
 class Answer:
     """A client's reply: the update and the agreed scalars; ``state_round`` is its new state's.
 
-    ``head`` is present where the order had one. An answer to ``finish`` has none of them.
+    An answer to ``finish`` has neither.
     """
 
     run: str
@@ -294,17 +274,11 @@ class Answer:
     state_round: int
     update: Tensor | None = None
     scalars: Mapping[str, float] = field(default_factory=dict)
-    group: str = ""
-    head: Tensor | None = None
 
 
 def encode_answer(answer: Answer) -> bytes:
     facts = {"run": answer.run, "round": answer.round, "state_round": answer.state_round}
-    arrays: dict[str, Tensor] = {}
-    if answer.update is not None:
-        arrays["update"] = answer.update
-    if answer.head is not None:
-        facts["group"], arrays["head"] = answer.group, answer.head
+    arrays = {} if answer.update is None else {"update": answer.update}
     return encode({**facts, **answer.scalars}, arrays)
 
 
@@ -312,7 +286,6 @@ def decode_answer(content: bytes, order: Order, scalars: Sequence[str], longest:
     """The answer to ``order``, checked: names, types, shape, round, finiteness, length."""
     training = order.kind == "train"
     names = tuple(scalars) if training else ()
-    head = order.head if training else None
     facts: dict[str, Check] = {
         "run": partial(exactly, order.run),
         "round": partial(exactly, order.round),
@@ -320,13 +293,10 @@ def decode_answer(content: bytes, order: Order, scalars: Sequence[str], longest:
         **dict.fromkeys(names, possible),
     }
     arrays = {"update": like(order.shared)} if training else {}
-    if head is not None:
-        facts["group"], arrays["head"] = partial(exactly, order.group), like(head)
     found = decode(content, Schema(facts, arrays, longest=SLACK))
-    for what in arrays:
-        length = float(found[what].double().norm())
-        if length > longest:
-            raise Refused(f"its {what} has length {length:.3g}, over the {longest:.3g} allowed")
+    length = float(found["update"].double().norm()) if training else 0.0
+    if length > longest:
+        raise Refused(f"its update has length {length:.3g}, over the {longest:.3g} allowed")
     own = {name: found.pop(name) for name in names}
     return Answer(**found, scalars=own)
 
