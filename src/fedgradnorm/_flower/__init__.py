@@ -8,7 +8,6 @@ serving          ``serve``: SuperLink, coordinator, run folder; ``status`` write
 coordinator      the server's rounds
 attendance       who is asked in them: suspended and shut out clients are not
 join             ``join``
-approved_client  a client as its transport sees it: approval and audit log around its answers
 client_session   a client's answers
 slots            its state on disk
 own_history      ... and what it measured

@@ -22,6 +22,8 @@ from fedgradnorm._flower.wire.messages import (
     decode_answer,
 )
 from fedgradnorm._flower.wire.transport import Asking, Content, Exchange
+from fedgradnorm._masking.gathering import TooFew
+from fedgradnorm._masking.roster import Unsafe
 from fedgradnorm._round.bounds import Cut
 from fedgradnorm._round.participation import participants
 from fedgradnorm._round.reports import SENT, Reports
@@ -57,6 +59,7 @@ class Coordinator:
         self.refused, self.missed = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.bytes, self.bounded = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.sizes: dict[str, float] = {}  # examples that each client first reported
+        self.out: set[str] = set()  # whose answers were refused in this round
         self.given: dict[str, float | None] = dict.fromkeys(names)  # weight after its last round
         self.monitor = Monitor(names, agreement.settings)
         self.attendance = Attendance(names, patience.rules)
@@ -94,30 +97,39 @@ class Coordinator:
     def done(self) -> bool:
         return self.round >= self.agreement.rounds
 
-    def advance(self) -> Progress:
-        """One round, repeated while too few answers are good, then a TrainingError."""
+    def cohort(self, round_number: int) -> list[str]:
+        """The clients that are drawn for a round."""
         settings = self.agreement.settings
-        drawn = participants(settings.participation, settings.seed, self.names, self.round)
-        least, good = 0, dict[str, Answer]()
+        return participants(settings.participation, settings.seed, self.names, round_number)
+
+    def advance(self) -> Progress:
+        """One round, repeated while too little comes of it, then a TrainingError."""
+        drawn, why = self.cohort(self.round), ""
+        self.out = set()
         for attempt in range(1, self.patience.attempts + 1):
-            started = time.monotonic()
             asked = self._asked(drawn)
-            good = self._collect({name: self._order("train", name) for name in asked})
-            least = self._least(drawn, asked)
-            if len(good) >= least:
-                seconds = time.monotonic() - started
-                log.info("round %d: %d answers in %.2f s", self.round + 1, len(good), seconds)
-                return self._step(asked, good)
-            log.warning(
-                "round %d: %d good answers of %d needed (attempt %d of %d)",
-                self.round + 1, len(good), least, attempt, self.patience.attempts,
-            )  # fmt: skip
+            try:
+                return self._attempt(drawn, asked)
+            except (TooFew, Unsafe) as error:
+                why = str(error)
+            words = "round %d: %s (attempt %d of %d)"
+            log.warning(words, self.round + 1, why, attempt, self.patience.attempts)
             if attempt < self.patience.attempts:
-                self._await({*drawn, *asked}, least)
+                self._await({*drawn, *asked}, self._needed(drawn, asked))
         raise TrainingError(
-            f"round {self.round + 1}: {len(good)} good answers, {least} are needed; "
-            "check the clients' logs, then continue with --resume"
+            f"round {self.round + 1}: {why}; check the clients' logs, then continue with --resume"
         )
+
+    def _attempt(self, drawn: list[str], asked: list[str]) -> Progress:
+        """Orders, answers and a step; TooFew where too few answers are good."""
+        started = time.monotonic()
+        good = self._collect({name: self._order("train", name) for name in asked})
+        least = self._least(drawn, asked)
+        if len(good) < least:
+            raise TooFew(f"{len(good)} good answers, {least} are needed")
+        seconds = time.monotonic() - started
+        log.info("round %d: %d answers in %.2f s", self.round + 1, len(good), seconds)
+        return self._step(asked, good)
 
     def _await(self, names: Iterable[str], least: int) -> None:
         """Where too few are connected, wait ``deadline`` seconds at most for others to return.
@@ -139,10 +151,8 @@ class Coordinator:
         """The drawn clients that participate; all others that do, if those are all shut out."""
         if not drawn:
             return []
-        needed, online = min(self.patience.minimum, len(drawn)), self.exchange.online
-        return self.attendance.asked(drawn, self.round, needed, online) or self.attendance.asked(
-            self.names, self.round, 1, online
-        )
+        asked, needed = self.attendance.asked, min(self.patience.minimum, len(drawn))
+        return asked(drawn, self.round, needed) or asked(self.names, self.round, 1)
 
     def _least(self, drawn: list[str], asked: list[str]) -> int:
         """Good answers that the round needs: ``minimum``, or those of all who still participate."""
@@ -151,6 +161,10 @@ class Coordinator:
         if self.patience.minimum:
             return min(self.patience.minimum, len(drawn))
         return max(1, sum(self.attendance.takes_part(name, self.round) for name in asked))
+
+    def _needed(self, drawn: list[str], asked: list[str]) -> int:
+        """Clients that must be there for another attempt."""
+        return self._least(drawn, asked)
 
     def finish(self) -> list[str]:
         """Give everybody who is not shut out the finished network; who has it."""
@@ -174,12 +188,17 @@ class Coordinator:
                 continue
             answer = self._tried(name, content, order)
             if isinstance(answer, str):
-                self._count(self.refused, name, "answer of %r refused: %s", answer)
-                self.attendance.missed(name, self.round, refused=True)
+                self._refuse(name, answer)
             else:
                 good[name] = answer
                 self._read(name)
         return good
+
+    def _refuse(self, name: str, why: str) -> None:
+        """Name, count and leave out whoever sent what cannot be used."""
+        self._count(self.refused, name, "answer of %r refused: %s", why)
+        self.out.add(name)
+        self.attendance.missed(name, self.round, refused=True)
 
     def _count(self, counts: dict[str, int], name: str, words: str, why: str) -> None:
         """Count a client's problem; log the first one of its kind."""

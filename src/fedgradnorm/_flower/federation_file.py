@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm._flower.approval import HOWS
 from fedgradnorm._options import check_options, options_of
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._runs.layout import CA, CLIENT, FEDERATION, KEY, ROSTER, SIGNING, STATE
@@ -24,6 +23,7 @@ from fedgradnorm.experiments._config.config_file import (
 )
 
 Kind = TypeVar("Kind")
+HOWS = ("first", "ask", "all")  # whose runs are approved without asking the owner
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class FederationFile:
             never.
         refusals: refused answers since the last usable one after which a client is shut out; 0 is
             never.
-        pause: the most rounds for which a client is suspended; the first time it is one round.
+        pause: rounds for which a client is suspended, 1 or more.
         private: whether the server sees only sums; ``roster.toml`` next to the file has what is
             agreed for that.
     """
@@ -69,7 +69,7 @@ class FederationFile:
     largest_ratio: float = Bounds.ratio
     misses: int = 3
     refusals: int = 5
-    pause: int = 32
+    pause: int = 8
     private: bool = False
 
     def __post_init__(self) -> None:
@@ -82,9 +82,9 @@ class FederationFile:
         for name in ("deadline", "attempts", "wait", "longest"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be > 0, not {getattr(self, name)!r}")
-        for name in ("misses", "refusals", "pause"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must be >= 0, not {getattr(self, name)!r}")
+        for name, least in (("misses", 0), ("refusals", 0), ("pause", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be >= {least}, not {getattr(self, name)!r}")
         _ = self.bounds  # checks its numbers
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,14 @@ from fedgradnorm._flower.agreement import Agreement, sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.client_session import ClientSession
 from fedgradnorm._flower.coordinator import Coordinator
-from fedgradnorm._flower.wire.messages import Order, encode, unpack
+from fedgradnorm._flower.wire.messages import (
+    Answer,
+    Order,
+    Refused,
+    decode_answer,
+    encode,
+    unpack,
+)
 from fedgradnorm._flower.wire.transport import Exchange, InMemory
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._round.server import ServerState
@@ -67,6 +75,15 @@ def closed(table: dict[str, Any]) -> bytes:
     """The message with these facts and arrays."""
     arrays = {k: v for k, v in table.items() if isinstance(v, np.ndarray)}
     return encode({k: v for k, v in table.items() if k not in arrays}, arrays)
+
+
+def answered(client: ClientSession, order: Order) -> Answer:
+    """What a client answers, through the encoded messages of both sides; Refused where nothing."""
+    exchange = Exchange(InMemory({client.name: client.respond}))
+    reply = exchange.ask({client.name: order}, 60.0)[client.name]
+    if not isinstance(reply, bytes):
+        raise Refused(str(reply))
+    return decode_answer(reply, order, client.agreement.scalars, math.inf)
 
 
 class Together:

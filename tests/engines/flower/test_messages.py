@@ -97,7 +97,7 @@ BAD = {
     "an update in words": (with_values(update="none"), "update"),
     "no update": (without("update"), "update"),
     "an old round": (with_values(round=6), "round: '6' instead of 7"),
-    "a round that is none": (with_values(round=7.0), "round: '7.0' instead of 7"),
+    "a round that is none": (with_values(round=7.0), "round: Input should be a valid integer"),
     "an old state": (with_values(state_round=1), "state_round: '1' instead of 4"),
     "another run": (with_values(run="other"), "run: 'other' instead of 'run1'"),
     "NaN ratio": (raw(lambda text: text.replace(b"0.5", b"NaN")), "not finite"),

@@ -209,4 +209,3 @@ def test_early_stopping_cannot_end_the_run_of_a_server(tmp_path):
     config = load_config(small_config(tmp_path), words)
     with pytest.raises(fgn.ConfigError, match="cannot be run over the network; leave it out"):
         agree(config)
-    assert agree(load_config(small_config(tmp_path), [*words, "keep_best=true"])).rounds == 3
