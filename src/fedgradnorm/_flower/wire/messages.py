@@ -128,8 +128,9 @@ def decode(
 
 def validated(kind: type[Message], table: Mapping[str, Any]) -> Message:
     """What ``kind`` makes of a table; Refused with the first thing that is wrong."""
+    wanted: Any = kind
     try:
-        found: Message = _adapter(kind).validate_python(table)
+        found: Message = _adapter(wanted).validate_python(table)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part)[:40] for part in first["loc"]).removeprefix("scalars.")

@@ -107,7 +107,8 @@ def encode_sum_answer(answer: SumAnswer) -> bytes:
 def decode_sum_answer(content: bytes, order: SumOrder) -> SumAnswer:
     """The answer to ``order``, checked as far as can be: masked words say nothing."""
     arrays = {MASKED: ("uint64", (order.words,))} if order.words else {}
-    about = {"run": order.run, "round": order.round, "state_round": order.state_round}
+    about: dict[str, Any] = {"run": order.run, "round": order.round}
+    about["state_round"] = order.state_round
     answer = decode(SumAnswer, content, order.room(), arrays, **about)
     same_names("answer", answer.gives, [name for name in order.asks if name in ANSWERED])
     return answer
