@@ -64,7 +64,6 @@ def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
     scalars = sent_scalars(weighting, settings)
     if private is not None:
         check_private(config.method, weighting, settings)
-        private.check(settings, settings.rounds)
     return Agreement(settings, settings.rounds, scalars, _digest(config, private), private)
 
 
@@ -79,9 +78,12 @@ def check_private(method: str, weighting: Weighting, settings: Settings) -> None
         value, only = getattr(settings, name), FIELDS[name].default
         if value != only:
             raise ConfigError(
-                f"{key_of(name)} = {value!r} cannot be run in a private federation: the server "
-                f"sees no single client; leave it at {only!r}"
+                f"{key_of(name)} = {value!r} cannot be run in a private federation, whose server "
+                f"sees only sums over all clients; leave it at {only!r}"
             )
+    from fedgradnorm._flower.private.network_check import NetworkBound
+
+    NetworkBound(settings)
 
 
 def check_tuning(table: Mapping[str, Any] | None) -> None:

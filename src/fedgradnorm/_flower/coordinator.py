@@ -60,6 +60,7 @@ class Coordinator:
         self.bytes, self.bounded = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.sizes: dict[str, float] = {}  # examples that each client first reported
         self.out: set[str] = set()  # whose answers were refused in this round
+        self.silent: set[str] = set()  # whose missing answer was counted in this attempt
         self.given: dict[str, float | None] = dict.fromkeys(names)  # weight after its last round
         self.monitor = Monitor(names, agreement.settings)
         self.attendance = Attendance(names, patience.rules)
@@ -97,17 +98,13 @@ class Coordinator:
     def done(self) -> bool:
         return self.round >= self.agreement.rounds
 
-    def cohort(self, round_number: int) -> list[str]:
-        """The clients that are drawn for a round."""
-        settings = self.agreement.settings
-        return participants(settings.participation, settings.seed, self.names, round_number)
-
     def advance(self) -> Progress:
         """One round, repeated while too little comes of it, then a TrainingError."""
-        drawn, why = self.cohort(self.round), ""
+        settings, why = self.agreement.settings, ""
+        drawn = participants(settings.participation, settings.seed, self.names, self.round)
         self.out = set()
         for attempt in range(1, self.patience.attempts + 1):
-            asked = self._asked(drawn)
+            asked, self.silent = self._asked(drawn), set()
             try:
                 return self._attempt(drawn, asked)
             except (TooFew, Unsafe) as error:
@@ -184,7 +181,9 @@ class Coordinator:
             content = found.pop(name, "no answer")  # a large thing, not to be held twice
             if isinstance(content, str):
                 self._count(self.missed, name, "client %r left out: %s", content)
-                self.attendance.missed(name, self.round, refused=False)
+                if name not in self.silent:  # a private round has several orders
+                    self.attendance.missed(name, self.round, refused=False)
+                self.silent.add(name)
                 continue
             answer = self._tried(name, content, order)
             if isinstance(answer, str):

@@ -341,6 +341,7 @@ class Server(_Group):
         1.0, (_participation, "a share above 0 and at most 1, or names"),
         "share of clients per round, drawn from the seed; or a list of names; or a list of such "
         "lists, taken in turn.",
+        private=False,
     )
     aggregate: Aggregate = _setting(
         "mean", _choice(Aggregate), "all clients count the same (``mean``), or ``by_size``.",

@@ -60,10 +60,6 @@ class PrivateCoordinator(Coordinator):
         """Nobody's: only the client knows its weight."""
         return {}
 
-    def cohort(self, round_number: int) -> list[str]:
-        """The participants of a round, as each client finds out by itself."""
-        return self.terms.cohort(self.agreement.settings, round_number)
-
     def _asked(self, drawn: list[str]) -> list[str]:
         return [n for n in super()._asked(drawn) if n in drawn and n not in self.out]
 
@@ -140,7 +136,7 @@ class PrivateCoordinator(Coordinator):
     def _gathering(self, key: Key) -> Gathering:
         """A new attempt at a sum."""
         attempt = Attempt.new(self.agreement.digest, self.run, *key)
-        return Gathering(attempt, self.terms.roster, self.cohort(key[0]), self.terms.colluders)
+        return Gathering(attempt, self.terms.roster, self.terms.colluders)
 
     def _signals_ask(self, name: str) -> dict[str, Any]:
         return {"part": Phase.SIGNALS, "ahead": False, **self._told_to(name)}
@@ -165,9 +161,8 @@ class PrivateCoordinator(Coordinator):
         number = self.round + 1
         if number >= self.agreement.rounds:
             return None
-        names = [n for n in self.cohort(number) if self.attendance.takes_part(n, number)]
-        after = {name: self.states[name] + (name in self.cohort(self.round)) for name in names}
-        ahead = all(self.sums.reuses_sums(rounds) for rounds in after.values())
+        names = [n for n in self.names if self.attendance.takes_part(n, number)]
+        ahead = all(self.sums.reuses_sums(self.states[name] + 1) for name in names)
         return (number, Phase.UPDATE if ahead else Phase.SIGNALS), names
 
     def _ask(self, asks: Asks) -> Mapping[str, SumAnswer]:

@@ -131,7 +131,6 @@ class SecureSumClient:
             self.terms.roster,
             self.agreement.digest,
             run,
-            cohort=lambda number: self.terms.cohort(self.agreement.settings, number),
             colluders=self.terms.colluders,
             state=json.loads(path.read_text(encoding="utf-8")) if path.exists() else {},
             revealed=self.revealed,
