@@ -25,7 +25,6 @@ from engines.flower.secret import Secret, five
 from fedgradnorm._flower.agreement import agree
 from fedgradnorm._flower.attendance import Patience, Rules
 from fedgradnorm._flower.private.network_check import NetworkBound
-from fedgradnorm._flower.private.private_terms import PrivateTerms
 from fedgradnorm._flower.private.summing import Summing
 from fedgradnorm._flower.private.verified_sums import chained, sums_of, told, usable, verified
 from fedgradnorm._flower.wire.messages import Order
@@ -34,7 +33,6 @@ from fedgradnorm._masking.roster import Unsafe, make_key
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.layout import RESULT, SIGNING
 from fedgradnorm.experiments._config.config_file import make_config
-from masking.crowd import public_keys
 
 NAMES = [client.name for client in five()]
 VICTIM, OTHERS = NAMES[0], NAMES[1:]
