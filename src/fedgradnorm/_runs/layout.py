@@ -64,7 +64,7 @@ NODE, SLOTS = "node", ("state-0.safetensors", "state-1.safetensors")
 """In the folder of a client's state: which node it was, and its last two rounds."""
 LEDGER, LEDGER_SEEN = "privacy.jsonl", "privacy.witness"
 """Next to them, of a private client: what it has spent, and in a run's folder what that run saw."""
-BEST, RESULT, OWN_HISTORY = "best.safetensors", "result", "history.jsonl"
+RESULT, OWN_HISTORY = "result", "history.jsonl"
 """Next to them: the state that is best on its validation rows, the run folder of its result, and
 what it measured in each round."""
 
