@@ -84,8 +84,6 @@ BY_RULE: list[tuple[str, list[str]]] = [
     ("half of the clients per round", ["server.participation = 0.5"]),
     ("heads fine-tuned after training", ["personalization.personalize = { steps = 10 }"]),
     ("a personal network next to the shared one (Ditto)", ['method = "ditto"']),
-    ("MLflow", ['output.tracking = "mlflow"']),
-    ("Weights & Biases, offline", ['output.tracking = "wandb"']),
 ]
 """Lines that the page leaves to its rule: keys have the names of the arguments of Python."""
 

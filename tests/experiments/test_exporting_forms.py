@@ -1,31 +1,19 @@
-"""Programs of clients whose columns are in groups or that have a first part; what has none."""
+"""Programs of clients that have a first part, and what has no program."""
 
 from __future__ import annotations
 
-import json
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
-from data.small_tables import client_from_files
 
 pytestmark = pytest.mark.slow
 
 ENDS = ("pt2", "onnx")
-GENERATOR = np.random.default_rng(0)
-LENGTHS = np.arange(20) % 5 + 1
-FRAME = pd.DataFrame({"visit": np.repeat(np.arange(20), LENGTHS)})
-FRAME["load"] = GENERATOR.normal(1e6, 30, len(FRAME))
-FRAME["kind"] = GENERATOR.choice(["axial", "radial"], len(FRAME))
-FRAME["word"] = GENERATOR.integers(0, 9, len(FRAME))
-FRAME["hours"] = 500.0 + FRAME["visit"]
 
 
 class Both(nn.Module):
@@ -64,29 +52,6 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def trained(network: nn.Module, client: fgn.Client) -> fgn.Run:
     return fgn.train(network, [client], rounds=2)
-
-
-OPTIONS: dict[str, Any] = {
-    "task": "regression",
-    "train": FRAME,
-    "targets": "hours",
-    "categories": ["kind"],
-    "standardize": True,
-}
-
-
-def test_columns_in_groups_are_one_table_of_the_program(path: Path) -> None:
-    inputs = {"sensors": ["load", "kind"], "words": ["word"]}
-    client = client_from_files("a", **OPTIONS, inputs=inputs, ids="words").client
-    run = trained(Both(), client)
-    run.export("a", path)
-    codes = torch.tensor([[1e6, 1.0, 3.0], [1e6 + 9, 0.0, 8.0]], dtype=torch.float64)
-    torch.testing.assert_close(answer(path, codes), run.predict("a", codes, outputs=True))
-    if path.suffix == ".pt2":
-        with zipfile.ZipFile(path) as file:
-            (name,) = [name for name in file.namelist() if name.endswith("columns.json")]
-            columns = json.loads(file.read(name))
-        assert [column.get("group") for column in columns] == ["sensors", "sensors", "words"]
 
 
 def test_named_arrays_and_sequences_are_refused_with_a_way_out(tmp_path: Path) -> None:
