@@ -221,7 +221,7 @@ def _face_set(arrays: Mapping[str, NDArray[Any]], split: str, scale: np.float32)
 
 
 def _reader(path: Path, archive: zipfile.ZipFile) -> Callable[[str], bytes]:
-    """Reads entries in memory, by their path beside ``training.txt``; nothing is ever extracted.
+    """Reads entries in memory, by their path next to ``training.txt``; nothing is ever extracted.
 
     A ValueError says why an entry cannot be read.
     """
