@@ -20,6 +20,7 @@ from torch import nn
 
 import fedgradnorm as fgn
 import toys
+from fedgradnorm.weighting._loss_based import InverseFirstLoss
 
 FEATURES, SIDE, TOKENS = 6, (4, 3), 9
 ROUNDS = 3
@@ -198,7 +199,7 @@ def weighting(drawn: Drawn) -> fgn.Weighting:
         "paper": fgn.GradNorm(),
         "direct": fgn.GradNorm(rule="direct"),
         "equal": fgn.Equal(),
-        "inverse": fgn.weighting.InverseFirstLoss(),
+        "inverse": InverseFirstLoss(),
     }
     return made[drawn.weighting]
 

@@ -36,6 +36,7 @@ import numpy as np
 import torch
 import fedgradnorm as fgn
 from fedgradnorm._engines import Engine
+from fedgradnorm._round.executor import Executor
 
 
 class Rooted(fgn.Weighting):
@@ -83,7 +84,7 @@ def crowd(*, seed: int, people: int = 2, examples: int = 24):
 
 fgn.data.Source("crowd", crowd, "people who count").register()
 fgn.Column("force", "weight x gradient norm", lambda r, w, _: w * r.grad_norm).register()
-fgn.Executor("turn", Engine).register()
+Executor("turn", Engine).register()
 """
 CONFIG = """
 name = "declared"

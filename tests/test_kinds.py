@@ -185,10 +185,10 @@ def test_a_model_that_knows_nothing_has_the_loss_that_log_classes_says() -> None
 
 
 def test_weights_are_learned_again_on_other_rows() -> None:
-    from fedgradnorm.data import Iid, partition_client
+    from fedgradnorm.data import partition_client
 
     whole = fgn.Client("a", fgn.classification(3, class_weights="balanced"), (X, THREE))
-    for part in partition_client(whole, Iid(2), seed=0):
+    for part in partition_client(whole, "iid", parts=2):
         counts = np.bincount(part.train[1], minlength=3)
         seen = (counts > 0).sum()
         (used,) = part.task.class_weights()["used"]

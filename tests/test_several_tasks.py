@@ -13,6 +13,7 @@ import fedgradnorm as fgn
 import flat
 import toys
 from data.small_tables import client_from_files
+from fedgradnorm.weighting._gradients import MGDA
 
 X = np.random.default_rng(8).normal(size=(44, toys.FEATURES))
 TASKS = {
@@ -97,7 +98,7 @@ def test_the_network_is_passed_once_for_all_tasks() -> None:
     torch.testing.assert_close(*pair, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("weighting", [fgn.weighting.MGDA, fgn.GradNorm])
+@pytest.mark.parametrize("weighting", [MGDA, fgn.GradNorm])
 @pytest.mark.parametrize("layer", [torch.nn.ReLU, torch.nn.Tanh])
 def test_one_pass_gives_every_tasks_gradient(layer: type, weighting: type) -> None:
     """By closed forms, by autograd, and by inner products of gradients that are never formed."""

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedgradnorm as fgn
 import toys
+from fedgradnorm._round.executor import Executor
 from fedgradnorm.experiments import load_config, run
 
 X = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
@@ -162,7 +163,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "must be the path of a run's folder, not None",
     ),
     "an executor that is none": (
-        lambda: fgn.Executor("mine", 3).register(),  # type: ignore[arg-type]
+        lambda: Executor("mine", 3).register(),  # type: ignore[arg-type]
         "executor 'mine' needs functions",
     ),
     "a setting's name in the record": (

@@ -20,7 +20,7 @@ from fedgradnorm._training.callbacks import Progress
 from fedgradnorm.experiments import load_config, run
 from fedgradnorm.experiments._compare import compare
 from fedgradnorm.models._flat import working_copy
-from fedgradnorm.weighting import MGDA
+from fedgradnorm.weighting._gradients import MGDA
 from oracle import mixed_clients
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -16,6 +16,7 @@ import numpy as np
 from fedgradnorm._checks import whole
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, choose
+from fedgradnorm._options import options_of
 from fedgradnorm.data._arrays import random_generator, rows_of
 from fedgradnorm.models._streamed.rows import all_targets
 
@@ -284,32 +285,53 @@ class Pathological(Partitioner):
         return np.append(rng.choice(others, self.classes_per_part - 1, replace=False), own)
 
 
+KINDS = {kind.name: kind for kind in (Iid, Size, Linear, Dirichlet, Pathological)}
+
+
 def partitioner(description: Mapping[str, Any]) -> Partitioner:
     """The inverse of :meth:`Partitioner.describe`.
 
     >>> partitioner({"name": "iid", "parts": 3})
     Iid(parts=3)
     """
-    kinds = {kind.name: kind for kind in (Iid, Size, Linear, Dirichlet, Pathological)}
     settings = dict(description)
-    kind = kinds[choose(str(settings.pop("name", "")), kinds, "partitioner")]
+    kind = KINDS[choose(str(settings.pop("name", "")), KINDS, "partitioner")]
+    options = options_of(kind)
+    for name in settings:
+        choose(name, options, f"option of partitioner {kind.name!r}")
+    for name, option in options.items():
+        if option.default is option.empty and name not in settings:
+            raise ConfigError(f"partitioner {kind.name!r} needs the option {name!r}")
     try:
         return kind(**settings)
     except TypeError as error:
         raise ConfigError(f"partitioner {kind.name!r}: {error}") from error
 
 
-def partition_client(client: Client, partitioner: Partitioner, seed: int) -> list[Client]:
+def partition_client(client: Client, how: str, *, seed: int = 0, **options: Any) -> list[Client]:
     """Clients ``name-0``, ``name-1``, ... that divide one client's training rows among them.
 
     Each keeps the whole validation and test data, and all carry one task name, so that they can
     share a weight (``weight_per="task"`` in ``train``). Rows without a label go to nobody.
 
+    Args:
+        client: whose training rows are divided.
+        how: "iid", "size", "linear", "dirichlet" or "pathological".
+        seed: decides which rows go to whom.
+        options: of ``how``, the keys of ``[data.partition.CLIENT]`` in a config: ``parts``;
+            ``sizes`` for "size"; also ``alpha`` and ``min_size`` for "dirichlet", and
+            ``classes_per_part`` and ``assignment`` for "pathological".
+
     >>> from fedgradnorm import regression
     >>> whole = Client("a", regression(1), train=(np.ones((4, 2)), np.ones(4)))
-    >>> [(part.name, part.size, part.task_name) for part in partition_client(whole, Iid(2), 0)]
+    >>> [(part.name, part.size, part.task_name) for part in partition_client(whole, "iid", parts=2)]
     [('a-0', 2, 'a'), ('a-1', 2, 'a')]
     """
+    return divided(client, partitioner({**options, "name": how}), seed)
+
+
+def divided(client: Client, partitioner: Partitioner, seed: int) -> list[Client]:
+    """The clients among whom a partitioner divides one client's training rows."""
     if client.tasks is not None or client.of is not None:
         raise DataError(
             f"client {client.owner!r} has several tasks, and its rows cannot be divided; make "
@@ -338,14 +360,14 @@ def _class_labels(given: Labels | int, who: str) -> NDArray[Any]:
     """One class label per row, or a DataError where there are none to go by."""
     if isinstance(given, (int, np.integer)):
         raise DataError(
-            f"{who} divides by class and needs a label per row; use Iid, Size or Linear"
+            f"{who} divides by class and needs a label per row; use iid, size or linear"
         )
     labels = np.asarray(given)
     labels = labels.astype(str) if labels.dtype.kind == "O" else labels
     if labels.ndim != 1 or len(labels) == 0:
         raise DataError(f"{who} needs one label per row, not an array of shape {labels.shape}")
     if labels.dtype.kind == "f" and not (np.isfinite(labels) & (labels == np.rint(labels))).all():
-        raise DataError(f"{who} needs class labels, not real numbers; use Iid, Size or Linear")
+        raise DataError(f"{who} needs class labels, not real numbers; use iid, size or linear")
     return labels
 
 

@@ -20,7 +20,7 @@ from fedgradnorm._memory import check_draw
 from fedgradnorm.data._face_clients import Allocation, check_enough, face_clients, task_sizes
 from fedgradnorm.data._source import Source
 
-__all__ = ["Faces", "clients", "generate"]
+__all__ = ["clients"]
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from fedgradnorm.data._files.tables import number_of, read_table
 from fedgradnorm.data._paths import find_data, user_path
 from fedgradnorm.data._source import Source
 
-__all__ = ["MTFL", "Split", "clients", "prepare"]
+__all__ = ["clients"]
 
 logger = logging.getLogger(__name__)
 

@@ -22,13 +22,14 @@ from fedgradnorm._flower.wire.messages import Refused, decode_order
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.settings import Settings
+from fedgradnorm.weighting._fixed import BySize
 
 ABSENT = [["a", "c", "e"], ["b", "d", "f"], ["a", "b"], ["e"], ["c", "f", "d"], list("abcdef")]
 CASES = {
     "by task, part of the clients": {"heads": "task", "participation": ABSENT},
     "by task, by size": {
         "heads": "task",
-        "weighting": fgn.weighting.BySize,
+        "weighting": BySize,
         "aggregate": "by_size",
     },
     "all": {"heads": "all", "participation": 0.5},

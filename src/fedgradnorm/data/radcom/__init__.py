@@ -21,7 +21,7 @@ from fedgradnorm._memory import check_draw
 from fedgradnorm.data._bad_rows import OnBad, tell_dropped
 from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._source import Source
-from fedgradnorm.data.radcom._file import read, read_rows
+from fedgradnorm.data.radcom._file import read_rows
 from fedgradnorm.data.radcom._generated import ROW_BYTES, Counts, generate
 from fedgradnorm.data.radcom._signal_set import (
     ALL_MODULATIONS,
@@ -41,14 +41,7 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.int64]
 
-__all__ = [
-    "TASKS",
-    "RadCom",
-    "clients",
-    "generate",
-    "prepare",
-    "read",
-]
+__all__ = ["clients"]
 
 logger = logging.getLogger(__name__)
 
