@@ -198,6 +198,14 @@ def test_what_does_not_change_the_result_is_read_from_the_declaration() -> None:
             {"method": "fedprox", "local": {"sends": "delta"}},
             r"local\.sends = 'delta' does not go with method 'fedprox'",
         ),
+        (  # a default that somebody said
+            {"method": "fedavg", "local": fgn.Local(sends="gradient")},
+            r"local\.sends = 'gradient' does not go with method 'fedavg', which is sends = 'model'",
+        ),
+        (
+            {"method": "fedavg", "sharing": {"heads": "own"}},
+            r"sharing\.heads = 'own' does not go with method 'fedavg'",
+        ),
     ],
 )
 def test_what_is_wrong_is_explained(given: dict[str, Any], words: str) -> None:
@@ -235,15 +243,13 @@ def test_what_a_method_lets_users_tune(
     method: str, name: str, preset: Any, seen: list[Any], tmp_path: Path
 ) -> None:
     """FedProx is tried with several values of mu: in Python, in a config and in a comparison."""
-    for value in (preset, 7):
-        fgn.train(toys.network(), [], method=method, **keywords({name: value}))
-    fgn.train(toys.network(), [], method=method)
-    assert [getattr(how, name) for _, how in seen] == [preset, 7, preset]
     group = {"ditto": fgn.Personalization, "fedbabu": fgn.Personalization}.get(method, fgn.Local)
     table = key_of(name).partition(".")[0]
-    for none in (group(**{name: 0}), {name: 0}):  # 0 is the default, which means the method's own
-        with pytest.raises(fgn.ConfigError, match=f"{key_of(name)} = 0.* choose a method without"):
-            fgn.train(toys.network(), [], method=method, **{table: none})
+    for value in (preset, 7, 0):  # 0 is the default, and counts where it is said
+        for given in (group(**{name: value}), {name: value}):
+            fgn.train(toys.network(), [], method=method, **{table: given})
+    fgn.train(toys.network(), [], method=method)
+    assert [getattr(how, name) for _, how in seen] == [preset, preset, 7, 7, 0, 0, preset]
     words = f"{key_of(name)}=7"
     config = load_config(small_config(tmp_path), [f"method={method}", words])
     assert getattr(config.settings, name) == 7

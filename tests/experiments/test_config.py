@@ -168,8 +168,8 @@ def test_one_line_errors(file, word, says):
 
 
 def test_method_and_setting_in_conflict(file):
-    words = ["method=local", "sharing.share=all"]
-    assert load_config(file, words).settings.share == "none"
+    text = message(file, "method=local", "sharing.share=all")  # a default, but somebody said it
+    assert "sharing.share = 'all' does not go with method 'local'" in text
     text = message(file, "method=central", "server.participation=0.5")
     assert "does not go with method 'central'" in text
 

@@ -854,30 +854,34 @@ def ungrouped(given: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def said(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that somebody gave in groups, by dotted key.
+def said(given: Mapping[str, Any]) -> set[str]:
+    """The names of the settings that somebody gave, be it with their defaults.
 
-    >>> said({"lr": 0.1, "local": Local(proximal=0), "server": {"participation": 0.5}})
-    {'local.proximal': 0, 'server.participation': 0.5}
+    A setting of no group counts where it is not the default.
+
+    >>> given = {"lr": 0.1, "seed": 0, "local": Local(proximal=0), "keep_best": KeepBest()}
+    >>> sorted(said({**given, "server": {"participation": 0.5}}))
+    ['keep', 'lr', 'participation', 'proximal']
     """
-    found: dict[str, Any] = {}
+    found: set[str] = set()
     for name, value in given.items():
-        if isinstance(value, _Group):
-            found |= {f"{name}.{one}": getattr(value, one) for one in sorted(value.said)}
-        elif name in GROUPS and isinstance(value, Mapping):
-            found |= {f"{name}.{key}": one for key, one in value.items()}
-    return found
+        if name in GROUPS and value is not None:
+            keys = value.said if isinstance(value, _Group) else value
+            found |= {_NAMES[name, key] for key in keys} | {SWITCHES.get(name, "")}
+        elif name in TOP and value != FIELDS[name].default:
+            found.add(name)
+    return found - {""}
 
 
-def recorded(options: Sequence[object]) -> dict[str, Any]:
-    """Settings by name from the option groups among callbacks, of each at most one."""
+def recorded(options: Sequence[object]) -> dict[str, _Group]:
+    """The option groups among callbacks by the names of their tables, of each at most one."""
     tables: dict[str, Any] = {}
     for one in options:
         group = next(name for name, kind in RECORDED.items() if kind is type(one))
         if group in tables:
             raise ConfigError(f"callbacks has two of fgn.{type(one).__name__}; give one")
         tables[group] = one
-    return ungrouped(tables)
+    return tables
 
 
 def _values(group: str, value: object) -> dict[str, Any]:

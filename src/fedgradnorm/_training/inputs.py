@@ -82,8 +82,8 @@ def chosen(given: Mapping[str, Any]) -> tuple[Weighting, Settings, list[Callback
     """
     method, weighting = given.get("method"), given.get("weighting")
     options, callbacks = divided_callbacks(given.get("callbacks", ()))
-    flat = ungrouped({k: v for k, v in given.items() if k in (*TOP, *OPTIONS)})
-    settings = Settings(**flat, **recorded(options))
+    told = {k: v for k, v in given.items() if k in (*TOP, *OPTIONS)} | recorded(options)
+    settings = Settings(**ungrouped(told))
     if isinstance(weighting, type) and issubclass(weighting, Weighting):
         name = weighting.__name__
         raise ConfigError(f"weighting is the class {name}; give an instance, {name}()")
@@ -98,8 +98,7 @@ def chosen(given: Mapping[str, Any]) -> tuple[Weighting, Settings, list[Callback
     if method is None and weighting is None and settings.share == "none":
         return Equal(), settings, callbacks
     found = find_method(DEFAULT if method is None else method)
-    found.check_said(said(given))
-    return found.weigh(weighting), found.applied(settings), callbacks
+    return found.weigh(weighting), found.applied(settings, said(told)), callbacks
 
 
 def started(network: nn.Module | Run, clients: Sequence[Client]) -> tuple[Run | None, nn.Module]:

@@ -33,6 +33,7 @@ from fedgradnorm._round.settings import (
     completed,
     key_of,
     recorded,
+    ungrouped,
 )
 from fedgradnorm._runs.after.starting import Start, checked_start
 from fedgradnorm._runs.folder import Place
@@ -154,7 +155,7 @@ def resume(
             manifest, "fgn.resume(folder, network, clients, weighting=...)"
         )
     options, own = divided_callbacks(callbacks)
-    for name, value in recorded(options).items():
+    for name, value in ungrouped(recorded(options)).items():
         if value != (there := getattr(settings, name)):
             raise ConfigError(
                 f"{key_of(name)} is {there!r} in the run in {folder}, not {value!r}; a run "

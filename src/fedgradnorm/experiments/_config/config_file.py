@@ -31,7 +31,7 @@ from torch import nn
 from fedgradnorm._checks import names, shortened
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm._methods import DEFAULT, Method, find_method
+from fedgradnorm._methods import DEFAULT, find_method
 from fedgradnorm._privacy.terms import Privacy, privacy_of
 from fedgradnorm._round.settings import (
     FIELDS,
@@ -150,11 +150,6 @@ class _Nullable(Strict):
         }
 
 
-def _unsaid(method: Method, name: str) -> tuple[Any, Any]:
-    """The values that a config need not say: the method's own, and the default that means it."""
-    return method.settings[name], FIELDS[name].default
-
-
 def _declared(kind: type, names: Iterable[str]) -> dict[str, Any]:
     """Fields of a group, or of all settings, as those of a pydantic model."""
     hints, known = get_type_hints(kind), {one.name: one for one in fields(kind)}
@@ -235,20 +230,18 @@ class Config(_Chosen):
 
     @property
     def settings(self) -> Settings:
-        """The training settings, with what the method fixes and the seed."""
-        return find_method(self.method).applied(Settings(**self.given))
+        """The training settings, with those of the method and the seed."""
+        return find_method(self.method).applied(Settings(**self.said), self.said)
 
     @property
-    def given(self) -> dict[str, Any]:
-        """The training settings by name, without what the method fixes or sets by itself."""
-        tables = {g: None if (t := getattr(self, g)) is None else dict(t) for g in GROUPS}
-        found = ungrouped({**{name: getattr(self, name) for name in TOP}, **tables})
-        own = find_method(self.method).tunable
-        return {n: v for n, v in found.items() if n not in own or v != FIELDS[n].default}
+    def said(self) -> dict[str, Any]:
+        """The training settings that the file gives, by name."""
+        return ungrouped(self.model_dump(include={*TOP, *GROUPS}, exclude_unset=True))
 
     def table(self) -> dict[str, Any]:
         """The resolved config as plain values, defaults included; what the method fixes is not."""
-        method = find_method(self.method)
+        method, given = find_method(self.method), self.said
+        own = {name: method.settings[name] for name in method.tunable}
         unsaid = [n for n in ("point", "own", "privacy", "imports") if not getattr(self, n)]
         dumped = self.model_dump(exclude={"compare", "sweep", *unsaid})
         flat = ungrouped({name: dumped.pop(name) for name in (*TOP, *GROUPS)})
@@ -257,7 +250,7 @@ class Config(_Chosen):
                 name: "none" if value is None else value
                 for name, value in flat.items()
                 if name not in method.fixes
-                and (name not in method.tunable or value not in _unsaid(method, name))
+                and (name not in own or given.get(name, own[name]) != own[name])
                 and (value is not None or FIELDS[name].default is not None)
             }
         )
@@ -291,7 +284,6 @@ class Config(_Chosen):
             named = {"point": dict(point or {}), "own": dict(own or {})}
             table = {**for_method(self.table(), method), "seed": seed, **named}
             changed = {**(changes or {}), **named["own"]}
-            find_method(method).check_said(changed)
             for key, value in changed.items():
                 put(table, key, copy.deepcopy(value))  # of which a point may change a part
             return make_config(table, self._origin, self._allow)
@@ -328,18 +320,7 @@ def load_config(
             changed = overridden(for_method(raw, changed["method"]), overrides)
         if isinstance(changed.get("data"), dict):
             changed["data"] = _anchored(changed["data"], path.parent)
-        config = make_config(beside(changed, path.parent), origin, allow)
-        same = config.method == raw.get("method", config.method)
-        find_method(config.method).check_said(
-            _dotted(changed if same else overridden({}, overrides))
-        )
-        return config
-
-
-def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in the groups of a config's table, by dotted key."""
-    groups = {group: given for group in GROUPS if isinstance(given := table.get(group), Mapping)}
-    return {f"{group}.{key}": v for group, given in groups.items() for key, v in given.items()}
+        return make_config(beside(changed, path.parent), origin, allow)
 
 
 def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str] = ()) -> Config:
@@ -364,7 +345,8 @@ def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str]
 def for_method(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     """``table`` with another method: what that one does not take, or fixes itself, is left out.
 
-    So is what was tuned of the method before: with FedProx's mu, FedRep would be FedProx.
+    So is what was tuned of the method before: with FedProx's mu, FedRep would be FedProx. And a
+    default that ``table`` lists is not meant for a method that presets another value.
     """
     for key in ("weighting", *GROUPS):
         if not isinstance(table.get(key, {}), (Mapping, bool) if key in SWITCHES else Mapping):
@@ -374,12 +356,18 @@ def for_method(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     weighting = dict(table.get("weighting", {}))
     before.build(weighting)  # a misspelt option must not vanish unseen
     gone = {*after.fixes, *({*before.tunable} - {*after.tunable})}
+    preset = {} if before == after else {name: FIELDS[name].default for name in after.tunable}
+
+    def stays(key: str, value: Any) -> bool:
+        name = name_of(key)
+        return name not in gone and (name not in preset or value != preset[name])
+
     kept = {
-        key: {k: v for k, v in value.items() if name_of(f"{key}.{k}") not in gone}
+        key: {k: v for k, v in value.items() if stays(f"{key}.{k}", v)}
         if key in GROUPS and isinstance(value, Mapping)
         else value
         for key, value in table.items()
-        if name_of(key) not in gone
+        if stays(key, value)
     }
     taken = {key: value for key, value in weighting.items() if key in after.options()}
     return {**kept, "method": name, "weighting": taken}
