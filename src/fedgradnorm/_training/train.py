@@ -15,7 +15,7 @@ from torch import nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.ranks import stoppable
-from fedgradnorm._errors import ConfigError, Interrupted
+from fedgradnorm._errors import ConfigError, FedGradNormError, Interrupted, TrainingError
 from fedgradnorm._federation.checks import aligned, check_clients, sized
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.settings import Checkpoints as CheckpointOptions
@@ -255,6 +255,15 @@ def _display(shows: Sequence[Show | None], trainer: Trainer) -> Iterator[Show | 
 
         def tell(event: Progress) -> None:
             for show in each:
-                show(event)
+                try:
+                    show(event)
+                except (FedGradNormError, BrokenPipeError):
+                    raise
+                except Exception as error:
+                    what = getattr(show, "__name__", type(show).__name__)
+                    raise TrainingError(
+                        f"callback {what} failed at round {event.round}: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
 
         yield tell if each else None
