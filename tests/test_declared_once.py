@@ -56,7 +56,6 @@ fgn.Method(
 ).register()
 
 
-@fgn.tasks.register
 class Counts(fgn.tasks.Kind):
     name = "counts"
 
@@ -180,7 +179,7 @@ def test_a_kind_and_a_metric_are_used_in_files(module: str, tmp_path: Path) -> N
     path.write_text(f'imports = ["{module}"]\n{text}')
     trained = run(load_config(path), tmp_path / "run")
     assert trained.history.close.notna().any()
-    assert trained.manifest["clients"]["value"]["kind"] == "own:counts"
+    assert trained.manifest["clients"]["value"]["kind"] == "counts"
 
 
 def test_the_command_line_knows_them(config: Path) -> None:

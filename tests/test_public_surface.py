@@ -34,7 +34,7 @@ SURFACE = {
     "fedgradnorm.data.school": "clients",
     "fedgradnorm.experiments": "Config load_config open_sink run",
     "fedgradnorm.models": "network1 network2",
-    "fedgradnorm.tasks": "Kind metric of_kind register",
+    "fedgradnorm.tasks": "Kind metric of_kind",
     "fedgradnorm.weighting": "Equal GradNorm Needs Signals Static Weighting",
 }
 

@@ -177,7 +177,7 @@ def _client(member: Member) -> fgn.Client:
 def _task(goal: recipes.Goal) -> fgn.Task:
     kind, count = recipes.KINDS[goal.what]
     if kind == "own":
-        return fgn.tasks.of_kind(Away(), count, **goal.options)
+        return fgn.tasks.of_kind(Away, count, **goal.options)
     counted = {} if kind == "binary" else {_COUNTED[kind]: count}
     made: fgn.Task = getattr(fgn, kind)(**counted, **goal.options)
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,16 +13,14 @@ from fedgradnorm._registry import Registry
 from fedgradnorm.tasks._measures import Metric
 from fedgradnorm.tasks._missing import known
 
-OWN = "own:"
-"""How the name of a kind begins that is not ours."""
-
 
 class Kind:
     """What differs between kinds of tasks; everything else asks the task, never its kind.
 
     A kind of your own needs a ``name`` and a ``loss`` (one number a row, or one for all). The other
-    answers here are those of numbers without bounds: give those that differ. Make a task of it
-    with :func:`of_kind`. :func:`register` gives it a name that config files can use.
+    answers here are those of numbers without bounds: give those that differ. A class with a name
+    is known by it as soon as it is defined: ``of_kind("name", outputs)`` makes a task of it, as
+    ``task = "name"`` does in a config file.
     """
 
     name: ClassVar[str] = ""
@@ -33,6 +31,14 @@ class Kind:
     counted: ClassVar[bool] = False  # whether a target is one class number, not ``outputs`` numbers
     family: ClassVar[str] = ""  # whose metrics it has: multiclass, binary, multilabel or numbers
     options: ClassVar[tuple[str, ...]] = ()  # of a client's file that are for this kind alone
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" not in vars(cls):
+            return
+        if cls.loss is Kind.loss:
+            raise ConfigError(f"kind of task {cls.__name__} needs a loss(output, target)")
+        KINDS.register(cls.name, cls(), cls.__module__)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """One loss for each row of ``output`` [rows, outputs], or one number for all of them."""
@@ -95,21 +101,6 @@ class Kind:
 
 KINDS = Registry[Kind]("kind of task", ["fedgradnorm.tasks._kinds"])
 """Every kind of task by its name, which is what a run stores."""
-
-K = TypeVar("K", bound=type[Kind])
-
-
-def register(kind: K) -> K:
-    """Make a class of :class:`Kind` known by its name: a decorator.
-
-    Tasks of it are ``of_kind("name", outputs)``, or ``task = "name"`` in a config file.
-    """
-    if not (isinstance(kind, type) and issubclass(kind, Kind)):
-        raise ConfigError(f"register takes a class derived from fgn.tasks.Kind, not {kind!r}")
-    if not kind.name or kind.loss is Kind.loss:
-        raise ConfigError(f"kind {kind.__name__} needs a name and a loss")
-    KINDS.register(kind.name, kind(), kind.__module__)
-    return kind
 
 
 def matches(answer: Tensor, target: Tensor) -> Tensor:
