@@ -180,7 +180,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a switch": (
         lambda: load_config("table2", ["keep_best=maybe"]),
-        "keep_best = 'maybe' should be true, false or a table",
+        "keep_best must be true, false or a table of its settings, not 'maybe'",
     ),
     "texts among numbers": (
         lambda: fgn.data.Table(FRAME, fgn.data.Target("a", "regression")).client("x"),

@@ -16,7 +16,6 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
@@ -113,15 +112,19 @@ def _choice(kind: Any) -> Kind:
     return lambda name, value: one_of(name, value, get_args(kind)), ""
 
 
+def _real(name: str, value: object) -> float:
+    return float(number(name, value))
+
+
 def _epochs(name: str, value: object) -> float:
-    if not 0 < (given := number(name, value)) <= MOST_EPOCHS:
+    if not 0 < (given := _real(name, value)) <= MOST_EPOCHS:
         raise ConfigError(f"{name} must be > 0 and at most {MOST_EPOCHS:g}, not {shown(value)}")
     return given
 
 
 def _participation(name: str, value: object) -> Participation:
     if not isinstance(value, list | tuple):
-        if not 0 < (given := number(name, value)) <= 1:
+        if not 0 < (given := _real(name, value)) <= 1:
             raise ConfigError(f"{name} must be in (0, 1], not {shown(value)}")
         return given
     if not value or not all(value):
@@ -208,8 +211,8 @@ def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
     return {"steps": whole(f"{name}.steps", table["steps"], 1), "lr": rate, "what": what}
 
 
-_AT_LEAST_0: Kind = bounded, "0 or more"
-_CLIP: Kind = _optional(partial(bounded, above=True)), "above 0"
+_AT_LEAST_0: Kind = lambda name, value: float(bounded(name, value)), "0 or more"
+_CLIP: Kind = _optional(lambda name, value: float(bounded(name, value, above=True))), "above 0"
 _OPTIMIZER: Kind = _optimizer, ""
 _LR_SCHEDULE: Kind = check_schedule, ""
 _PATTERNS: Kind = _optional(_one_or_names), ""
@@ -625,7 +628,7 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
     )
     lr: float = _setting(
         1e-3,
-        (number, "above 0"),
+        (_real, "above 0"),
         "learning rate of every network optimizer that does not name its own.",
     )
     seed: int = _setting(0, _whole(0), "decides heads, batches, participation and dropout.")
@@ -901,10 +904,9 @@ def _values(group: str, value: object) -> dict[str, Any]:
     elif type(value) is kind:
         table = {one.name: getattr(value, one.name) for one in fields(kind)}
     else:
-        raise ConfigError(
-            f"{group} must be fgn.{kind.__name__}(...) or a table of its settings, not "
-            f"{shown(value)}"
-        )
+        made = f"fgn.{kind.__name__}(...) or " if group in OPTIONS else ""
+        made = "true, false or " if switch else made
+        raise ConfigError(f"{group} must be {made}a table of its settings, not {shown(value)}")
     found = {_NAMES[group, key]: value for key, value in table.items()}
     for name, value in found.items():
         if values := FIELDS[name].metadata.get("values"):

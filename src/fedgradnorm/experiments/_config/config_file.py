@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -23,8 +23,6 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationError,
-    create_model,
-    model_validator,
 )
 from torch import nn
 
@@ -35,6 +33,7 @@ from fedgradnorm._methods import DEFAULT, find_method
 from fedgradnorm._privacy.terms import Privacy, privacy_of
 from fedgradnorm._round.settings import (
     FIELDS,
+    GROUP_OF,
     GROUPS,
     SWITCHES,
     TOP,
@@ -48,7 +47,7 @@ from fedgradnorm._runs.layout import CHECKPOINT, MANIFEST
 from fedgradnorm._toml import check_plain, overridden, put, read_toml, to_toml
 from fedgradnorm._training.trackers import Tracking
 from fedgradnorm.data._sources import DataProgress, anchored, load_clients
-from fedgradnorm.experiments._config.config_errors import blaming, explain
+from fedgradnorm.experiments._config.config_errors import blaming, explain, unknown_key
 from fedgradnorm.experiments._config.named_networks import (
     build_network,
     check_imports,
@@ -130,62 +129,11 @@ class CompareTable(Strict):
         return found
 
 
-class _Nullable(Strict):
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, data: Any) -> Any:
-        """TOML has no null: ``batch_size = "none"`` says that there is no such limit.
-
-        ``keep_best = true`` is a table with nothing in it, and ``false`` is none.
-        """
-        if not isinstance(data, dict):
-            return data
-        read: dict[str, Any] = {
-            key: ({} if data[key] else None) for key in SWITCHES if isinstance(data.get(key), bool)
-        }
-        hints = {key: field.annotation for key, field in cls.model_fields.items()}
-        return {
-            key: None if value == "none" and NoneType in get_args(hints.get(key)) else value
-            for key, value in {**data, **read}.items()
-        }
+NULLABLE = {name for name, kind in get_type_hints(Settings).items() if NoneType in get_args(kind)}
+"""Settings that may be None, which TOML writes as "none"."""
 
 
-def _declared(kind: type, names: Iterable[str]) -> dict[str, Any]:
-    """Fields of a group, or of all settings, as those of a pydantic model."""
-    hints, known = get_type_hints(kind), {one.name: one for one in fields(kind)}
-    return {
-        name: (
-            hints[name],
-            Field(default=known[name].default, description=known[name].metadata["text"]),
-        )
-        for name in names
-    }
-
-
-def _group(name: str) -> Any:
-    """The table of a group, as the field of a pydantic model."""
-    kind = GROUPS[name]
-    declared = _declared(kind, [one.name for one in fields(kind)])
-    table: Any = create_model(kind.__name__, __base__=_Nullable, **declared)
-    summary = str(kind.__doc__).partition("\n")[0]
-    about = summary[:1].lower() + summary[1:-1]
-    if name in SWITCHES:
-        return table | None, Field(default=None, description=about)
-    return table, Field(default=table(), description=about)
-
-
-if TYPE_CHECKING:
-    _Chosen = _Nullable
-else:
-    _Chosen = create_model(
-        "_Chosen",
-        __base__=_Nullable,
-        **_declared(Settings, TOP),
-        **{name: _group(name) for name in GROUPS},
-    )
-
-
-class Config(_Chosen):
+class Config(Strict):
     """One run, checked as far as it can be without its data."""
 
     name: str = Field(
@@ -198,9 +146,6 @@ class Config(_Chosen):
         "tasks, executors or history columns; the working folder is searched, too",
     )
     method: str = Field(default=DEFAULT, description="one that ``fedgradnorm methods`` lists")
-    seed: int = Field(
-        default=0, ge=0, lt=2**63, description="decides data, network, heads, batches, participants"
-    )
     data: DataTable = Field(description="where clients come from")
     network: NetworkTable = Field(description="the shared network")
     weighting: dict[str, Any] = Field(default={}, description="options of the method's weighting")
@@ -220,6 +165,7 @@ class Config(_Chosen):
     own: dict[str, Any] = Field(
         default={}, description="written by a comparison: the settings of this run only"
     )
+    _said: dict[str, Any] = PrivateAttr({})
     _origin: str = PrivateAttr("")
     _allow: tuple[str, ...] = PrivateAttr(())  # never from a file: who reads the config gives it
 
@@ -229,6 +175,11 @@ class Config(_Chosen):
         return self._allow
 
     @property
+    def seed(self) -> int:
+        """What decides data, network, heads, batches and participants."""
+        return self.settings.seed
+
+    @property
     def settings(self) -> Settings:
         """The training settings, with those of the method and the seed."""
         return find_method(self.method).applied(Settings(**self.said), self.said)
@@ -236,7 +187,7 @@ class Config(_Chosen):
     @property
     def said(self) -> dict[str, Any]:
         """The training settings that the file gives, by name."""
-        return ungrouped(self.model_dump(include={*TOP, *GROUPS}, exclude_unset=True))
+        return dict(self._said)
 
     def table(self) -> dict[str, Any]:
         """The resolved config as plain values, defaults included; what the method fixes is not."""
@@ -244,7 +195,8 @@ class Config(_Chosen):
         own = {name: method.settings[name] for name in method.tunable}
         unsaid = [n for n in ("point", "own", "privacy", "imports") if not getattr(self, n)]
         dumped = self.model_dump(exclude={"compare", "sweep", *unsaid})
-        flat = ungrouped({name: dumped.pop(name) for name in (*TOP, *GROUPS)})
+        off = {name for name, group in GROUP_OF.items() if group in SWITCHES}  # unless given
+        flat = {n: given.get(n, FIELDS[n].default) for n in FIELDS if n in given or n not in off}
         said = grouped(
             {
                 name: "none" if value is None else value
@@ -327,10 +279,14 @@ def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str]
     """A checked config from plain values; ``origin`` precedes errors found later."""
     check_plain(table)
     import_modules(table.get("imports", []))  # in a worker process, they are not there yet
+    settings = {key: value for key, value in table.items() if key in (*TOP, *GROUPS)}
     try:
-        config = Config.model_validate(dict(table))
+        config = Config.model_validate({k: v for k, v in table.items() if k not in settings})
     except ValidationError as error:
         raise ConfigError(explain(error, Config)) from None
+    config._said = said = _said(settings)
+    made = Settings(**said)
+    config._said = {n: v if n == "personalize" else getattr(made, n) for n, v in said.items()}
     method = find_method(config.method)
     method.build(config.weighting)
     terms_of(config.privacy)
@@ -340,6 +296,18 @@ def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str]
         _check_own(config, name)
     config._origin, config._allow = origin, tuple(allow)
     return config
+
+
+def _said(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a config's table, by name."""
+    for group, given in table.items():
+        if group in GROUPS and isinstance(given, Mapping):
+            own = [one.name for one in fields(GROUPS[group])]
+            for name in given:
+                if name not in own:
+                    raise ConfigError(unknown_key(f"{group}.{name}", name, own))
+    flat = ungrouped(table).items()
+    return {name: None if value == "none" and name in NULLABLE else value for name, value in flat}
 
 
 def for_method(table: Mapping[str, Any], name: str) -> dict[str, Any]:
