@@ -187,7 +187,10 @@ def test_what_does_not_change_the_result_is_read_from_the_declaration() -> None:
         ({"local": fgn.Local}, r"local must be fgn\.Local\(\.\.\.\) or a table"),
         ({"local": {"head_steps": -1}}, r"local\.head_steps must be a whole number >= 0, not -1"),
         ({"method": "fedporx"}, "unknown method 'fedporx'; did you mean 'fedprox'"),
-        ({"method": fgn.GradNorm()}, "method must be a name"),
+        ({"method": fgn.GradNorm()}, "method must be a name .*given as weighting="),
+        ({"weighting": "mgda"}, "a method is given as method='mgda'"),
+        ({"callbacks": fgn.KeepBest()}, r"give \[KeepBest\(\.\.\.\)\]"),
+        ({"lr": -1}, "lr must be > 0, not -1"),
         ({"method": "fedrep", "weighting": fgn.GradNorm()}, "weighs clients with Equal"),
         (
             {"method": "fedgradnorm-direct", "weighting": fgn.GradNorm()},
@@ -211,6 +214,14 @@ def test_what_does_not_change_the_result_is_read_from_the_declaration() -> None:
 def test_what_is_wrong_is_explained(given: dict[str, Any], words: str) -> None:
     with pytest.raises(fgn.ConfigError, match=words):
         fgn.train(toys.network(), toys.clients(), **given)
+
+
+def test_what_is_shown_is_what_was_chosen() -> None:
+    assert repr(fgn.Local(batch_size=8, head_steps=1)) == "Local(batch_size=8)"
+    assert repr(fgn.GradNorm(rule="direct")) == "GradNorm(rule='direct')"
+    assert repr(fgn.Static({"a": 1.0})) == "Static(weights={'a': 1.0})"
+    assert repr(fgn.methods()["fedmgda"].build({"box": 0.2})) == "FedMGDA(box=0.2)"
+    assert repr(fgn.methods()["uw"]) == "Method('uw': learned variance of every task)"
 
 
 def test_a_group_is_checked_when_it_is_made() -> None:

@@ -108,7 +108,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "weighting by name": (
         lambda: trained(client(), weighting="fedprox"),
-        r"not 'fedprox'; a method is given by its name as method=",
+        r"a method is given as method='fedprox'",
     ),
     "weights in a list": (
         lambda: trained(client(), weighting=Named()),

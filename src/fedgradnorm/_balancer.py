@@ -280,9 +280,10 @@ def _weighting(method: str | None, given: Weighting | Mapping[str, Any] | None) 
     elif isinstance(given, Weighting | Mapping | None):
         weighting = _of_method(method, given)
     else:
+        way = f"; a method is given as method={given!r}" if isinstance(given, str) else ""
         raise ConfigError(
             "weighting must be options of the method, or a weighting such as fgn.GradNorm(), not "
-            f"{checks.shown(given)}"
+            f"{checks.shown(given)}{way}"
         )
     kind = type(weighting)
     if weighting.needs & Needs.SIZE:

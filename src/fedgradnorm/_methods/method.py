@@ -19,7 +19,7 @@ LOCAL = "local"
 """The method that shares nothing: every client trains alone."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Method:
     """A weighting and settings under a name, for ``fgn.train(method=...)`` and config files.
 
@@ -70,6 +70,9 @@ class Method:
         for name in tunable:
             choose(name, flat, f"setting of method {self.name!r} in tunable")
         object.__setattr__(self, "tunable", tunable)
+
+    def __repr__(self) -> str:
+        return f"Method({self.name!r}: {self.summary})"
 
     def register(self) -> Method:
         """Make the name known to ``fgn.train`` and to config files, and return the method."""
@@ -164,7 +167,9 @@ def _may_be_none(option: inspect.Parameter | None) -> bool:
 def find_method(name: str) -> Method:
     """The method of that name; a ConfigError with the nearest valid name if there is none."""
     if not isinstance(name, str):
-        raise ConfigError(f"method must be a name such as {DEFAULT!r}, not {shown(name)}")
+        kind = name if isinstance(name, type) else type(name)
+        way = "; a weighting is given as weighting=..." if issubclass(kind, Weighting) else ""
+        raise ConfigError(f"method must be a name such as {DEFAULT!r}, not {shown(name)}{way}")
     return METHODS.find(name)
 
 

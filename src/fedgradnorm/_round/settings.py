@@ -116,6 +116,10 @@ def _real(name: str, value: object) -> float:
     return float(number(name, value))
 
 
+def _above_0(name: str, value: object) -> float:
+    return float(bounded(name, value, above=True))
+
+
 def _epochs(name: str, value: object) -> float:
     if not 0 < (given := _real(name, value)) <= MOST_EPOCHS:
         raise ConfigError(f"{name} must be > 0 and at most {MOST_EPOCHS:g}, not {shown(value)}")
@@ -212,7 +216,7 @@ def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
 
 
 _AT_LEAST_0: Kind = lambda name, value: float(bounded(name, value)), "0 or more"
-_CLIP: Kind = _optional(lambda name, value: float(bounded(name, value, above=True))), "above 0"
+_CLIP: Kind = _optional(_above_0), "above 0"
 _OPTIMIZER: Kind = _optimizer, ""
 _LR_SCHEDULE: Kind = check_schedule, ""
 _PATTERNS: Kind = _optional(_one_or_names), ""
@@ -226,6 +230,12 @@ class _Group:
     """
 
     said: ClassVar[frozenset[str]] = frozenset()
+
+    def __repr__(self) -> str:
+        """What differs from the defaults."""
+        given = [(one.name, getattr(self, one.name), one.default) for one in fields(self)]
+        changed = [f"{name}={value!r}" for name, value, default in given if value != default]
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     def __post_init__(self) -> None:
         table = next((name for name, kind in GROUPS.items() if kind is type(self)), "")
@@ -264,7 +274,7 @@ def _documented(group: G) -> G:
 
 # fmt: off
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Local(_Group):
     """What a client does in a round: steps, batches, optimizers, clipping and what it sends."""
 
@@ -328,7 +338,7 @@ class Local(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Server(_Group):
     """What the server does in a round: who participates, how updates are added and applied."""
 
@@ -362,7 +372,7 @@ class Server(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sharing(_Group):
     """What clients share: network, layers, heads and weights."""
 
@@ -423,7 +433,7 @@ class Sharing(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Personalization(_Group):
     """What each client has for itself in the end: a personal network, a tuned head."""
 
@@ -448,7 +458,7 @@ class Personalization(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compute(_Group):
     """Where and how the numbers are computed."""
 
@@ -477,7 +487,7 @@ class Compute(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation(_Group):
     """How often clients are evaluated, and how many of them."""
 
@@ -496,7 +506,7 @@ class Evaluation(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KeepBest(_Group):
     """End with the best round of all evaluations instead of the last one.
 
@@ -513,7 +523,7 @@ class KeepBest(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EarlyStopping(_Group):
     """End a run that no longer improves on the clients' validation examples.
 
@@ -538,7 +548,7 @@ class EarlyStopping(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Checkpoints(_Group):
     """How often a run with a folder writes a checkpoint."""
 
@@ -551,7 +561,7 @@ class Checkpoints(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class History(_Group):
     """What the history of a run records."""
 
@@ -591,7 +601,7 @@ GROUPS: dict[str, type[_Group]] = {**OPTIONS, **RECORDED}
 """Every group by the name of its table."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Settings(Compute, Personalization, Sharing, Server, Local):
     """All settings of a run: the fields of every group, and those that belong to none."""
 
@@ -628,7 +638,7 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
     )
     lr: float = _setting(
         1e-3,
-        (_real, "above 0"),
+        (_above_0, "above 0"),
         "learning rate of every network optimizer that does not name its own.",
     )
     seed: int = _setting(0, _whole(0), "decides heads, batches, participation and dropout.")

@@ -116,6 +116,18 @@ def train(
 
     Returns:
         A :class:`fedgradnorm.Run`.
+
+    >>> import fedgradnorm as fgn
+    >>> x = torch.randn(32, 4)
+    >>> clients = [
+    ...     fgn.Client("parity", fgn.classification(2), train=(x, torch.arange(32) % 2)),
+    ...     fgn.Client("sum", fgn.regression(1), train=(x, x.sum(dim=1))),
+    ... ]
+    >>> run = fgn.train(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), clients, rounds=2)
+    >>> run
+    Run(GradNorm: 2 clients, 2 of 2 rounds, finished)
+    >>> run.predict("sum", x).shape
+    torch.Size([32, 1])
     """
     given = dict(locals())
     weighting, settings, own = chosen({name: given[name] for name in (*CHOICES, "callbacks")})

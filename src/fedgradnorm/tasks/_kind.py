@@ -125,6 +125,8 @@ def class_numbers(where: str, y: Tensor, classes: int) -> Tensor:
         value = y[tuple(place)].item()
         shifted = there.any() and y[there].min() >= 1 and y[there].max() == classes
         way = "; yours begin at 1: give y - 1" if shifted else ""
+        if bool(labels[wrong].ne(y[wrong]).any()):
+            way = "; numbers that are no classes are learned by fgn.regression"
         raise DataError(f"{where}: y{place} is {value}; labels must be 0 .. {classes - 1}{way}")
     return labels if bool(there.all()) else y
 
@@ -133,7 +135,10 @@ def numbers(where: str, y: Tensor, outputs: int) -> Tensor:
     """Targets [rows, outputs] as floating-point numbers; those with a shape stay as they are."""
     y = y if y.ndim >= 2 else y.reshape(len(y), -1)
     if y.shape[1] != outputs:
-        raise DataError(f"{where}: y has {y.shape[1]} numbers a row, the task {outputs}")
+        raise DataError(
+            f"{where}: y has {y.shape[1]} numbers per row, and the task {outputs} outputs; make "
+            "them equal"
+        )
     return y if y.is_floating_point() else y.to(torch.float32)
 
 
