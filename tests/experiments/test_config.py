@@ -288,3 +288,9 @@ def test_a_config_that_was_changed_does_not_resume_a_run(tmp_path):
     changed = config.variant(config.method, config.seed, {"lr": 0.5})
     with pytest.raises(RunFolderError, match=r"other settings \(lr = .* there, 0\.5 here\)"):
         run(changed, tmp_path / "run", resume=True)
+
+
+def test_a_key_of_the_run_below_a_table_is_told_its_place(file):
+    file.write_text(TEXT.replace("[network]", "[network]\nlr = 0.1"))
+    with pytest.raises(ConfigError, match=r"takes no 'lr', .* above the first \[table\]"):
+        build(load_config(file))

@@ -16,7 +16,7 @@ import numpy as np
 from fedgradnorm._checks import whole
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, choose
-from fedgradnorm._options import options_of
+from fedgradnorm._options import check_options, options_of
 from fedgradnorm.data._arrays import random_generator, rows_of
 from fedgradnorm.models._streamed.rows import all_targets
 
@@ -297,11 +297,7 @@ def partitioner(description: Mapping[str, Any]) -> Partitioner:
     settings = dict(description)
     kind = KINDS[choose(str(settings.pop("name", "")), KINDS, "partitioner")]
     options = options_of(kind)
-    for name in settings:
-        choose(name, options, f"option of partitioner {kind.name!r}")
-    for name, option in options.items():
-        if option.default is option.empty and name not in settings:
-            raise ConfigError(f"partitioner {kind.name!r} needs the option {name!r}")
+    check_options(f"partitioner {kind.name!r}", settings, options)
     try:
         return kind(**settings)
     except TypeError as error:
