@@ -48,7 +48,7 @@ ELSEWHERE = {
 FEW = "data.samples=3000 epochs=1"
 FEW_SCHOOLS = "rounds=2 data.schools=[1,2,3]"
 SHORTER = {
-    "docs/data-radcom.md": {"20_000": "2_000", "125_361": "3_600"},
+    "docs/data-radcom.md": {"20_000": "2_000"},
     "docs/data-faces.md": {"10_000": "1_000"},
     "docs/experiments.md": {
         "run radcom": "run radcom data.samples=600 epochs=1",
