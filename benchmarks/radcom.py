@@ -16,9 +16,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from fedgradnorm.data.radcom import RadCom, generate, read
-from fedgradnorm.data.radcom._generated import received
-from fedgradnorm.data.radcom._signal_set import MODULATIONS, SIGNALS, SNRS, WAVEFORMS
+from fedgradnorm.data.radcom._file import read
+from fedgradnorm.data.radcom._generated import generate, received
+from fedgradnorm.data.radcom._signal_set import MODULATIONS, SIGNALS, SNRS, WAVEFORMS, RadCom
 
 
 def snr_table(rows: int = 300) -> None:

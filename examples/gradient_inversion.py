@@ -29,9 +29,10 @@ ONE_STEP = {"name": "sgd", "lr": 1.0}  # the new network is the old one less the
 
 def clients(privacy: fgn.Privacy | None = None) -> list[fgn.Client]:
     """Clients of one face each."""
-    drawn = faces.generate(samples=CLIENTS, seed=3)
-    x = torch.as_tensor(drawn.images).float().flatten(1) / 255
-    y = torch.as_tensor(drawn.landmarks).float() / SIZE
+    (drawn,) = faces.clients(
+        samples=CLIENTS, test_samples=CLIENTS, allocation=[CLIENTS], tasks=["landmark"], seed=3
+    )
+    x, y = drawn.train[0].flatten(1), drawn.train[1] / SIZE
     return [
         fgn.Client(f"c{i}", fgn.regression(10), train=(x[i : i + 1], y[i : i + 1]), privacy=privacy)
         for i in range(CLIENTS)

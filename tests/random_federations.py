@@ -20,6 +20,7 @@ from torch import nn
 
 import fedgradnorm as fgn
 import toys
+from fedgradnorm.weighting._loss_based import InverseFirstLoss
 
 FEATURES, SIDE, TOKENS = 6, (4, 3), 9
 ROUNDS = 3
@@ -28,7 +29,7 @@ ROUNDS = 3
 class Away(fgn.tasks.Kind):
     """A custom kind: absolute error."""
 
-    name = "away"
+    name = "apart"
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (output - target).abs().mean(dim=1)
@@ -198,7 +199,7 @@ def weighting(drawn: Drawn) -> fgn.Weighting:
         "paper": fgn.GradNorm(),
         "direct": fgn.GradNorm(rule="direct"),
         "equal": fgn.Equal(),
-        "inverse": fgn.weighting.InverseFirstLoss(),
+        "inverse": InverseFirstLoss(),
     }
     return made[drawn.weighting]
 
@@ -275,7 +276,7 @@ def _task(
         "ordered": lambda: (fgn.ordinal(3, **about), three),
         "numbers": lambda: (fgn.regression(2, **about), pair),
         "own loss": lambda: (fgn.classification(3, loss=_own_loss, **about), three),
-        "own kind": lambda: (fgn.tasks.of_kind(Away(), 2, **about), pair),
+        "own kind": lambda: (fgn.tasks.of_kind(Away, 2, **about), pair),
     }
     task, y = found[kind]()
     if one.gaps:

@@ -25,7 +25,9 @@ from alone_clients import (
     trainer,
 )
 from fedgradnorm.tasks._measures import squared_error
-from fedgradnorm.weighting import FAMO, ConFIG
+from fedgradnorm.weighting._directions import ConFIG
+from fedgradnorm.weighting._fixed import BySize
+from fedgradnorm.weighting._loss_based import FAMO
 
 SETTINGS = {
     "plain": {},
@@ -107,7 +109,7 @@ def test_one_pass_for_everybody_needs_one_network(executor: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "weighting", [fgn.GradNorm, fgn.weighting.BySize, ConFIG, FAMO], ids=lambda kind: kind.__name__
+    "weighting", [fgn.GradNorm, BySize, ConFIG, FAMO], ids=lambda kind: kind.__name__
 )
 def test_a_client_alone_weighs_one_whatever_the_rule(weighting: Any) -> None:
     ruled, plain = (

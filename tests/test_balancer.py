@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
-from fedgradnorm import weighting as weightings
 from test_gradnorm_toy import STEPS, toy_module
 
 TASKS = ("depth", "edges", "normals")
@@ -244,7 +243,7 @@ def test_it_agrees_with_the_scalarizer_of_torchjd(name: str) -> None:
         made[name](3) if name in made else theirs.DWA() if name == "dwa" else theirs.GeometricMean()
     )
     other = other.double() if isinstance(other, nn.Module) else other
-    chosen = {"weighting": weightings.DWA(every=1)} if name == "dwa" else {"method": name}
+    chosen = {"method": name, "weighting": {"every": 1} if name == "dwa" else None}
     balance = fgn.Balancer(TASKS, **chosen)
     adam = torch.optim.Adam(other.parameters(), lr=0.01) if name in ("uw", "imtl-l") else None
     for step, values in enumerate(LOSSES):
@@ -495,16 +494,22 @@ def test_a_compiled_model_is_weighed_as_the_plain_one() -> None:
 
 
 WRONG = {
-    "a misspelt rule": ({"rule": "dircet"}, "did you mean 'direct'"),
-    "no layer": ({"rule": "direct"}, "pass shared="),
+    "a misspelt rule": (
+        {"method": "fedgradnorm", "weighting": {"rule": "dircet"}},
+        "did you mean 'direct'",
+    ),
+    "no layer": ({"weighting": {"gamma": 0.5}}, "pass shared="),
     "a layer without weights": ({"shared": nn.ReLU()}, "none that require a gradient"),
     "a name for a layer": ({"shared": "backbone"}, "shared must be a layer or its parameters"),
-    "two choices": ({"rule": "direct", "method": "uw"}, "one of rule, weighting and method"),
+    "two choices": (
+        {"method": "uw", "weighting": fgn.GradNorm()},
+        "'uw' weighs clients",
+    ),
     "inner products": ({"method": "mgda"}, "MGDA compares the whole gradients of all tasks"),
-    "gradients": ({"weighting": weightings.ConFIG()}, "ConFIG compares the whole gradients"),
-    "sizes": ({"weighting": fgn.weighting.BySize()}, "BySize weighs by numbers of examples"),
+    "gradients": ({"method": "config"}, "ConFIG compares the whole gradients"),
+    "sizes": ({"method": "by-size"}, "BySize weighs by numbers of examples"),
     "a federated method": ({"method": "fedprox"}, "'fedprox' sets"),
-    "no weighting": ({"weighting": "gradnorm"}, "weighting must be a weighting such as"),
+    "no weighting": ({"weighting": "gradnorm"}, "weighting must be options of the method"),
     "every = 0": ({"method": "uw", "every": 0}, "a balancer's every must be a whole number >= 1"),
     "two tasks of one name": ({"tasks": ["a", "a"]}, "tasks must differ"),
     "a text for tasks": ({"tasks": "ab"}, "a balancer's tasks must be a list of names"),

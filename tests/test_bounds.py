@@ -16,7 +16,9 @@ import toys
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.server import ServerState, server_step
-from fedgradnorm.weighting import AFL, Equal, GradDrop, GradNorm, InverseFirstLoss, Needs, Weighting
+from fedgradnorm.weighting import Equal, GradNorm, Needs, Weighting
+from fedgradnorm.weighting._directions import GradDrop
+from fedgradnorm.weighting._loss_based import AFL, InverseFirstLoss
 
 CASES = int(os.environ.get("FEDGRADNORM_FUZZ", "40"))
 OFF = Bounds(math.inf, 1.0, math.inf)

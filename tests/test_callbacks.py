@@ -161,8 +161,12 @@ class Smoothed(fgn.Callback):
         self.mean, self.seen = state["mean"], state["seen"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_the_state_of_a_callback_survives_a_restart(tmp_path: Path, error: Any) -> None:
+@pytest.mark.parametrize(
+    ("error", "raised"), [(KeyboardInterrupt, fgn.Interrupted), (RuntimeError, fgn.TrainingError)]
+)
+def test_the_state_of_a_callback_survives_a_restart(
+    tmp_path: Path, error: Any, raised: Any
+) -> None:
     def stop(event: Any) -> None:
         if event.round == 3:
             raise error
@@ -170,7 +174,7 @@ def test_the_state_of_a_callback_survives_a_restart(tmp_path: Path, error: Any) 
     how = {"checkpoint_every": 1}
     whole, before, after = Smoothed(), Smoothed(), Smoothed()
     train(whole, folder=tmp_path / "whole", **how)
-    with pytest.raises(error):
+    with pytest.raises(raised):
         train(before, folder=tmp_path / "part", progress=stop, **how)
     train(after, folder=tmp_path / "part", resume=True, **how)
     assert after.seen == whole.seen == 6
@@ -335,6 +339,18 @@ def test_a_failing_callback_is_named_and_nothing_is_lost(
     counted = Hooks()
     train(counted, folder=tmp_path / "run", resume=True)
     assert [n for hook, n in counted.calls if hook == "round"] == list(range(at + 1, 7))
+    assert_equal_to_the_bit(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_failing_function_is_named_and_nothing_is_lost(tmp_path: Path) -> None:
+    def faulty(event: Any) -> None:
+        if event.round == 3:
+            raise ValueError("no such thing")
+
+    train(folder=tmp_path / "whole")
+    with pytest.raises(fgn.TrainingError, match="faulty failed at round 3: ValueError: no"):
+        train(faulty, folder=tmp_path / "run")
+    train(folder=tmp_path / "run", resume=True)
     assert_equal_to_the_bit(tmp_path / "run", tmp_path / "whole")
 
 

@@ -37,7 +37,7 @@ def bad(index: tuple[int, ...], value: float, like: np.ndarray = X) -> np.ndarra
         (bad((4, 2), np.nan), LABELS, classification(3), "x[4, 2] is nan"),
         (bad((0, 1), np.inf), LABELS, classification(3), "x[0, 1] is inf"),
         (X, bad((5, 0), -np.inf, VALUES), regression(2), "y[5, 0] is -inf"),
-        (X, VALUES, regression(3), "y has 2 numbers a row, the task 3"),
+        (X, VALUES, regression(3), "y has 2 numbers per row, and the task 3 outputs"),
         (X, LABELS, classification(7), "7 classes but only 6 training rows"),
         (np.array([["a"] * 3] * 6), LABELS, classification(3), "x must hold numbers"),
         ([[1, 2], [3]], [0, 1], classification(2), "the rows of x differ in shape"),

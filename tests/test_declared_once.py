@@ -36,6 +36,7 @@ import numpy as np
 import torch
 import fedgradnorm as fgn
 from fedgradnorm._engines import Engine
+from fedgradnorm._round.executor import Executor
 
 
 class Rooted(fgn.Weighting):
@@ -55,7 +56,6 @@ fgn.Method(
 ).register()
 
 
-@fgn.tasks.register
 class Counts(fgn.tasks.Kind):
     name = "counts"
 
@@ -83,7 +83,7 @@ def crowd(*, seed: int, people: int = 2, examples: int = 24):
 
 fgn.data.Source("crowd", crowd, "people who count").register()
 fgn.Column("force", "weight x gradient norm", lambda r, w, _: w * r.grad_norm).register()
-fgn.Executor("turn", Engine).register()
+Executor("turn", Engine).register()
 """
 CONFIG = """
 name = "declared"
@@ -179,7 +179,7 @@ def test_a_kind_and_a_metric_are_used_in_files(module: str, tmp_path: Path) -> N
     path.write_text(f'imports = ["{module}"]\n{text}')
     trained = run(load_config(path), tmp_path / "run")
     assert trained.history.close.notna().any()
-    assert trained.manifest["clients"]["value"]["kind"] == "own:counts"
+    assert trained.manifest["clients"]["value"]["kind"] == "counts"
 
 
 def test_the_command_line_knows_them(config: Path) -> None:

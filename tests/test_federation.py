@@ -17,7 +17,8 @@ import flat
 import toys
 from fedgradnorm._round.batches import Batches
 from fedgradnorm.tasks._measures import squared_error
-from fedgradnorm.weighting import MGDA, Equal, GradNorm
+from fedgradnorm.weighting import Equal, GradNorm
+from fedgradnorm.weighting._gradients import MGDA
 
 EVERYBODY = list(toys.NAMES)
 

@@ -25,7 +25,6 @@ from fedgradnorm._federation.heads import (
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments import load_config, run
 from fedgradnorm.experiments._execute import resume_config
-from test_own_kinds import Counts
 from test_streamed import Pairs
 
 RNG = np.random.default_rng(0)
@@ -110,7 +109,7 @@ PROMISE = fgn.Privacy(epsilon=3.0, delta=1e-5, noise_multiplier=2.0)
 UNLIKE: dict[str, Callable[[], fgn.Client]] = {
     "privacy": lambda: fgn.Client("a", fgn.regression(2), train=PRICE.train, privacy=PROMISE),
     "a custom loss": lambda: fgn.Client("a", fgn.regression(2, loss=huber), train=PRICE.train),
-    "custom loss or kind": lambda: fgn.Client("a", fgn.tasks.of_kind(Counts(), 2), PRICE.train),
+    "custom loss or kind": lambda: fgn.Client("a", fgn.tasks.of_kind(toys.Visits, 2), PRICE.train),
     "read with their examples": lambda: fgn.Client("a", fgn.regression(2), Pairs(X, NUMBERS)),
 }
 

@@ -187,7 +187,10 @@ def test_what_does_not_change_the_result_is_read_from_the_declaration() -> None:
         ({"local": fgn.Local}, r"local must be fgn\.Local\(\.\.\.\) or a table"),
         ({"local": {"head_steps": -1}}, r"local\.head_steps must be a whole number >= 0, not -1"),
         ({"method": "fedporx"}, "unknown method 'fedporx'; did you mean 'fedprox'"),
-        ({"method": fgn.GradNorm()}, "method must be a name"),
+        ({"method": fgn.GradNorm()}, "method must be a name .*given as weighting="),
+        ({"weighting": "mgda"}, "a method is given as method='mgda'"),
+        ({"callbacks": fgn.KeepBest()}, r"give \[KeepBest\(\.\.\.\)\]"),
+        ({"lr": -1}, "lr must be > 0, not -1"),
         ({"method": "fedrep", "weighting": fgn.GradNorm()}, "weighs clients with Equal"),
         (
             {"method": "fedgradnorm-direct", "weighting": fgn.GradNorm()},
@@ -198,11 +201,27 @@ def test_what_does_not_change_the_result_is_read_from_the_declaration() -> None:
             {"method": "fedprox", "local": {"sends": "delta"}},
             r"local\.sends = 'delta' does not go with method 'fedprox'",
         ),
+        (  # a default that somebody said
+            {"method": "fedavg", "local": fgn.Local(sends="gradient")},
+            r"local\.sends = 'gradient' does not go with method 'fedavg', which is sends = 'model'",
+        ),
+        (
+            {"method": "fedavg", "sharing": {"heads": "own"}},
+            r"sharing\.heads = 'own' does not go with method 'fedavg'",
+        ),
     ],
 )
 def test_what_is_wrong_is_explained(given: dict[str, Any], words: str) -> None:
     with pytest.raises(fgn.ConfigError, match=words):
         fgn.train(toys.network(), toys.clients(), **given)
+
+
+def test_what_is_shown_is_what_was_chosen() -> None:
+    assert repr(fgn.Local(batch_size=8, head_steps=1)) == "Local(batch_size=8)"
+    assert repr(fgn.GradNorm(rule="direct")) == "GradNorm(rule='direct')"
+    assert repr(fgn.Static({"a": 1.0})) == "Static(weights={'a': 1.0})"
+    assert repr(fgn.methods()["fedmgda"].build({"box": 0.2})) == "FedMGDA(box=0.2)"
+    assert repr(fgn.methods()["uw"]) == "Method('uw': learned variance of every task)"
 
 
 def test_a_group_is_checked_when_it_is_made() -> None:
@@ -235,15 +254,13 @@ def test_what_a_method_lets_users_tune(
     method: str, name: str, preset: Any, seen: list[Any], tmp_path: Path
 ) -> None:
     """FedProx is tried with several values of mu: in Python, in a config and in a comparison."""
-    for value in (preset, 7):
-        fgn.train(toys.network(), [], method=method, **keywords({name: value}))
-    fgn.train(toys.network(), [], method=method)
-    assert [getattr(how, name) for _, how in seen] == [preset, 7, preset]
     group = {"ditto": fgn.Personalization, "fedbabu": fgn.Personalization}.get(method, fgn.Local)
     table = key_of(name).partition(".")[0]
-    for none in (group(**{name: 0}), {name: 0}):  # 0 is the default, which means the method's own
-        with pytest.raises(fgn.ConfigError, match=f"{key_of(name)} = 0.* choose a method without"):
-            fgn.train(toys.network(), [], method=method, **{table: none})
+    for value in (preset, 7, 0):  # 0 is the default, and counts where it is said
+        for given in (group(**{name: value}), {name: value}):
+            fgn.train(toys.network(), [], method=method, **{table: given})
+    fgn.train(toys.network(), [], method=method)
+    assert [getattr(how, name) for _, how in seen] == [preset, preset, 7, 7, 0, 0, preset]
     words = f"{key_of(name)}=7"
     config = load_config(small_config(tmp_path), [f"method={method}", words])
     assert getattr(config.settings, name) == 7

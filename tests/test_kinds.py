@@ -185,10 +185,10 @@ def test_a_model_that_knows_nothing_has_the_loss_that_log_classes_says() -> None
 
 
 def test_weights_are_learned_again_on_other_rows() -> None:
-    from fedgradnorm.data import Iid, partition_client
+    from fedgradnorm.data import partition_client
 
     whole = fgn.Client("a", fgn.classification(3, class_weights="balanced"), (X, THREE))
-    for part in partition_client(whole, Iid(2), seed=0):
+    for part in partition_client(whole, "iid", parts=2):
         counts = np.bincount(part.train[1], minlength=3)
         seen = (counts > 0).sum()
         (used,) = part.task.class_weights()["used"]
@@ -201,7 +201,7 @@ def test_weights_are_learned_again_on_other_rows() -> None:
         (fgn.binary(), THREE, r"y\[\d+\] is 2; labels must be 0 .. 1"),
         (fgn.binary(), TAGS, "class labels must be one number a row"),
         (fgn.multilabel(3), TAGS + 1, r"y\[\d+, \d\] is 2.0; each label must be 0 or 1"),
-        (fgn.multilabel(2), TAGS, "y has 3 numbers a row, the task 2"),
+        (fgn.multilabel(2), TAGS, "y has 3 numbers per row, and the task 2 outputs"),
     ],
 )
 def test_targets_that_do_not_fit_are_named(task: fgn.Task, y: np.ndarray, said: str) -> None:

@@ -13,7 +13,7 @@ import fedgradnorm as fgn
 import flat
 import toys
 from data.small_tables import client_from_files
-from fedgradnorm.data import Dirichlet, client_from_arrays, partition_client
+from fedgradnorm.data import client_from_arrays, partition_client
 
 GENERATOR = np.random.default_rng(5)
 X = GENERATOR.normal(size=(40, toys.FEATURES))
@@ -135,7 +135,7 @@ def test_inputs_of_unlabelled_rows_count_for_scaling() -> None:
 
 def test_rows_without_a_label_are_dealt_out_to_nobody() -> None:
     whole = fgn.Client("a", KINDS["three"][0], (X, gapped("three")))
-    parts = partition_client(whole, Dirichlet(parts=2, alpha=5.0, min_size=3), seed=0)
+    parts = partition_client(whole, "dirichlet", parts=2, alpha=5.0, min_size=3)
     assert sum(len(part.train[0]) for part in parts) == whole.size
 
 

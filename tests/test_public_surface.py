@@ -15,30 +15,27 @@ ROOT, SOURCE = Path(__file__).parents[1], Path(fedgradnorm.__file__).parent
 
 SURFACE = {
     "fedgradnorm": """Balancer Benefit Callback Checkpoints Client ClientPrivacy Column
-        Compute ConfigError DataError EarlyStopping Equal Evaluation Executor FedGradNormError
+        Compute ConfigError DataError EarlyStopping Equal Evaluation FedGradNormError
         GradNorm History Interrupted KeepBest Local Method ModelError Needs Personalization Privacy
         Run RunFolderError Server Sharing ShowProgress Signals Static Task TrainingError Weighting
         __version__ benefit binary classification data experiments load methods models multilabel
         ordinal regression resume sequences tasks train weighting""",
-    "fedgradnorm.data": """Arrays Dirichlet Iid Images Inputs Pathological Size
-        Source Split Table Target beijing client_from_arrays faces fdu_mtl har landmine mtfl
-        partition_client radcom sarcos school stream""",
+    "fedgradnorm.data": """Arrays Images Inputs Source Split Table Target beijing
+        client_from_arrays faces fdu_mtl har landmine mtfl partition_client radcom sarcos school
+        stream""",
     "fedgradnorm.data.beijing": "clients",
-    "fedgradnorm.data.faces": "Faces clients generate",
+    "fedgradnorm.data.faces": "clients",
     "fedgradnorm.data.fdu_mtl": "clients",
     "fedgradnorm.data.har": "clients",
     "fedgradnorm.data.landmine": "clients",
-    "fedgradnorm.data.mtfl": "MTFL Split clients prepare",
-    "fedgradnorm.data.radcom": "TASKS RadCom clients generate prepare read",
+    "fedgradnorm.data.mtfl": "clients",
+    "fedgradnorm.data.radcom": "clients",
     "fedgradnorm.data.sarcos": "clients",
     "fedgradnorm.data.school": "clients",
     "fedgradnorm.experiments": "Config load_config open_sink run",
     "fedgradnorm.models": "network1 network2",
-    "fedgradnorm.tasks": "Kind metric of_kind register",
-    "fedgradnorm.weighting": """AFL DWA FAMO IMTLG IMTLL MGDA QFFL AlignedMTL BySize CAGrad
-        ConFIG DualProj Equal ExcessMTL FairGrad FedCMOO FedMGDA GO4Align GeometricMean GradDrop
-        GradNorm GradVac InverseFirstLoss Krum NashMTL Needs PCGrad RandomWeights Signals Static
-        Steady Tchebycheff TorchJD TrimmedMean UPGrad Uncertainty Weighting""",
+    "fedgradnorm.tasks": "Kind metric of_kind",
+    "fedgradnorm.weighting": "Equal GradNorm Needs Signals Static Weighting",
 }
 
 

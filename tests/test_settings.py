@@ -70,7 +70,7 @@ def test_a_bad_setting_is_named_with_its_value(options: dict[str, Any], message:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": 0}, "learning rate of optimizer 'adam' must be > 0, not 0"),
+        ({"lr": 0}, "lr must be > 0, not 0"),
         ({"head_optimizer": "adm"}, "unknown optimizer 'adm'; did you mean 'adam'?"),
         ({"head_optimizer": {"name": "sgd", "lr": -1}}, "must be > 0, not -1"),
         ({"local_optimizer": {"name": "sgd", "momentun": 0.9}}, "momentun"),

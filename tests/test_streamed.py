@@ -357,8 +357,8 @@ def test_held_out_shares_scaling_and_parts_read_nothing_twice(npy: Path) -> None
         one, two = getattr(lazy, split), getattr(plain, split)
         assert torch.allclose(one[0][:], two[0], rtol=1e-12, atol=1e-12)
         assert torch.allclose(one[1], two[1], rtol=1e-12, atol=1e-12)
-    parts = data.partition_client(lazy, data.Iid(3), seed=0)
-    same = data.partition_client(plain, data.Iid(3), seed=0)
+    parts = data.partition_client(lazy, "iid", parts=3)
+    same = data.partition_client(plain, "iid", parts=3)
     for one_part, two_part in zip(parts, same, strict=True):
         assert torch.allclose(one_part.train[0][:], two_part.train[0], atol=1e-12)
     both = data.client_from_arrays("b", fgn.regression(2), Pairs(X, VALUES), **options)

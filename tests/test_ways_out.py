@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedgradnorm as fgn
 import toys
+from fedgradnorm._round.executor import Executor
 from fedgradnorm.experiments import load_config, run
 
 X = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
@@ -107,7 +108,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "weighting by name": (
         lambda: trained(client(), weighting="fedprox"),
-        r"not 'fedprox'; a method is given by its name as method=",
+        r"a method is given as method='fedprox'",
     ),
     "weights in a list": (
         lambda: trained(client(), weighting=Named()),
@@ -162,7 +163,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "must be the path of a run's folder, not None",
     ),
     "an executor that is none": (
-        lambda: fgn.Executor("mine", 3).register(),  # type: ignore[arg-type]
+        lambda: Executor("mine", 3).register(),  # type: ignore[arg-type]
         "executor 'mine' needs functions",
     ),
     "a setting's name in the record": (
@@ -179,7 +180,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a switch": (
         lambda: load_config("table2", ["keep_best=maybe"]),
-        "keep_best = 'maybe' should be true, false or a table",
+        "keep_best must be true, false or a table of its settings, not 'maybe'",
     ),
     "texts among numbers": (
         lambda: fgn.data.Table(FRAME, fgn.data.Target("a", "regression")).client("x"),

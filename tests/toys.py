@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import fedgradnorm as fgn
 from fedgradnorm._engines import Engine
@@ -154,3 +155,22 @@ def interrupted(train: Callable[..., fgn.Run], at: int, **options: Any) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         train(progress=stop, **options)
+
+
+class Visits(fgn.tasks.Kind):
+    """How often something happens: a Poisson regression."""
+
+    name = "visits"
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.poisson_nll_loss(output, target, reduction="none").mean(dim=1)
+
+    def target(self, where: str, y: Tensor, outputs: int) -> Tensor:  # noqa: ARG002
+        if (y < 0).any():
+            raise fgn.DataError(f"{where}: counts must be 0 or more")
+        return y
+
+    def answer(self, output: Tensor) -> Tensor:
+        return output.exp()
+
+    metrics = {"mae": lambda output, target: (output.exp() - target).abs().mean()}  # noqa: RUF012

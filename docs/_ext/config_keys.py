@@ -17,7 +17,7 @@ from fedgradnorm._flower.federation_file import ClientFile, FederationFile
 from fedgradnorm._methods import METHODS
 from fedgradnorm._options import options_of
 from fedgradnorm._round.settings import FIELDS, GROUPS, MEANINGS, SWITCHES, TOP, Settings
-from fedgradnorm.data import Dirichlet, Iid, Pathological, Size
+from fedgradnorm.data._partition import KINDS
 from fedgradnorm.data._source import SOURCES
 from fedgradnorm.data._sources import _RENAMED
 from fedgradnorm.experiments._config.config_file import CompareTable, Config, OutputTable
@@ -30,7 +30,8 @@ HINTS = get_type_hints(Settings)
 FIRST = ("name", "imports", "method", *TOP)
 TABLES = ("data", "network", *GROUPS, "weighting", "privacy", "output", "compare", "sweep")
 OURS = ("point", "own")
-assert {*FIRST, *TABLES, *OURS} == set(Config.model_fields), "a table has no section here"
+KNOWN = {*Config.model_fields, *TOP, *GROUPS}
+assert {*FIRST, *TABLES, *OURS} == KNOWN, "a table has no section here"
 
 
 def config_keys() -> str:
@@ -152,10 +153,9 @@ def _sources() -> Iterator[str]:
         prefix = "data.clients." if name == "files" else "data."
         yield from _arguments(source.function, prefix, name, ("progress",))
     yield "### `[data.partition.CLIENT]`\n\nShares one client's training rows out to several.\n"
-    kinds = (Iid, Size, Dirichlet, Pathological)
-    names = " or ".join(f'`"{kind.name}"`' for kind in kinds)
+    names = " or ".join(f'`"{name}"`' for name in KINDS)
     yield entry("data.partition.CLIENT.name", ["text", "required"], f"how: {names}")
-    for kind in kinds:
+    for kind in KINDS.values():
         yield f'With `name = "{kind.name}"`:\n'
         yield from _arguments(kind, "data.partition.CLIENT.", kind.name)
 

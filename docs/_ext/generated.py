@@ -13,7 +13,7 @@ from typing import Any
 from command_lines import commands
 from config_keys import config_keys, federation_keys
 from docstrings import plain_docstring
-from method_list import method_tabs, methods
+from method_list import method_tabs, methods, rules
 from page_lists import PLACE, listed_pages
 from public_names import public_names
 from sphinx.application import Sphinx
@@ -25,6 +25,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "method-tabs": method_tabs,
     "methods": methods,
     "names": public_names,
+    "rules": rules,
 }
 TABLE = re.compile(r"results/[\w-]+/[\w-]+")
 EXPERIMENT = re.compile(r"results/(?!README)[\w-]+")

@@ -15,6 +15,7 @@ from fedgradnorm.weighting import Needs
 
 SEES = {
     Needs.NOTHING: ("Nothing but updates", "only the updates"),
+    Needs.SIZE: ("Numbers of examples", "a number of examples per client"),
     Needs.LOSS: ("Losses", "a loss per client"),
     Needs.LOSS | Needs.NORM: ("Losses and gradient norms", "a loss and a gradient norm per client"),
     Needs.NORM: ("Losses and gradient norms", "a gradient norm per client"),
@@ -87,8 +88,28 @@ def _code(method: Method) -> str:
     """The class in the reference, and its file among the sources that the site shows."""
     maker = method.weighting
     path = Path(inspect.getfile(maker)).relative_to(Path(fedgradnorm.__file__).parents[1])
-    if maker.__name__ not in weighting.__all__:
+    if not inspect.isclass(maker):
         return f"`{path}`"
     page = f"_modules/{path.with_suffix('.html')}#{maker.__name__}"
-    named = f"{{py:class}}`~fedgradnorm.weighting.{maker.__name__}`"
-    return f'{named} in <a href="{page}"><code>{path.name}</code></a>'
+    return f'{{py:class}}`~{_place(maker)}` in <a href="{page}"><code>{path.name}</code></a>'
+
+
+def rules() -> str:
+    """The weightings that are made by a method's name, with their options and sources."""
+    named: dict[type, list[str]] = {}
+    for method in METHODS.values():
+        if inspect.isclass(method.weighting) and not _is_public(method.weighting):
+            named.setdefault(method.weighting, []).append(f"`{method.name}`")
+    return "\n".join(
+        f"### {', '.join(names)}\n\n"
+        f"```{{eval-rst}}\n.. autoclass:: {_place(maker)}\n   :no-members:\n```\n"
+        for maker, names in named.items()
+    )
+
+
+def _is_public(maker: type) -> bool:
+    return getattr(weighting, maker.__name__, None) is maker
+
+
+def _place(maker: type) -> str:
+    return f"{'fedgradnorm.weighting' if _is_public(maker) else maker.__module__}.{maker.__name__}"

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fedgradnorm._client import Client
     from fedgradnorm._methods import Method, methods
     from fedgradnorm._privacy.terms import ClientPrivacy, Privacy
-    from fedgradnorm._round.executor import Executor
     from fedgradnorm._round.reports import Column
     from fedgradnorm._round.settings import (
         Checkpoints,
@@ -65,7 +64,6 @@ __all__ = [
     "EarlyStopping",
     "Equal",
     "Evaluation",
-    "Executor",
     "FedGradNormError",
     "GradNorm",
     "History",
@@ -124,7 +122,6 @@ __getattr__ = on_demand(
         "Client": f"{__name__}._client.Client",
         "Method": f"{__name__}._methods.Method",
         "Column": f"{__name__}._round.reports.Column",
-        "Executor": f"{__name__}._round.executor.Executor",
         "Task": f"{__name__}.tasks._task.Task",
         "ShowProgress": f"{__name__}._training.callbacks.ShowProgress",
         "benefit": f"{__name__}._training.benefit.benefit",

@@ -22,8 +22,7 @@ from torch import distributed as dist
 
 from fedgradnorm import _checks as checks
 from fedgradnorm._errors import ConfigError, ModelError, choose
-from fedgradnorm.weighting import GradNorm, Needs, Signals, Weighting
-from fedgradnorm.weighting._gradnorm import Rule
+from fedgradnorm.weighting import Needs, Signals, Weighting
 
 StepWith = Literal["new", "previous"]
 IN_A_LOOP = {"phases": "joint", "step_with": "previous", "participation": 1.0}
@@ -47,9 +46,10 @@ class Balancer(nn.Module):
         tasks: the names of the tasks.
         shared: the last layer that all tasks share, or its parameters: where gradients are
             measured. Weightings that need no gradient norm do without it.
-        rule: ``GradNorm``'s rule, "direct" by default.
-        weighting: any other weighting, or ``GradNorm`` with other options. It is copied.
-        method: the name of a method instead, such as "uw" or "geometric-mean".
+        method: what decides the weights, by name: "fedgradnorm-direct" by default, or any method
+            that needs losses and gradient norms only, such as "fedgradnorm" or "uw".
+        weighting: options of the method, such as ``{"gamma": 0.5}``, or a weighting of your own
+            instead of a method. It is copied.
         every: measure, and update the weights, in one of so many steps.
         warmup: number of steps with equal weights before the first measurement. Losses are
             compared with those of the first measurement.
@@ -72,9 +72,8 @@ class Balancer(nn.Module):
         tasks: Sequence[str],
         *,
         shared: nn.Module | Tensor | Iterable[Tensor] | None = None,
-        rule: Rule | None = None,
-        weighting: Weighting | None = None,
         method: str | None = None,
+        weighting: Weighting | Mapping[str, Any] | None = None,
         every: int = 1,
         warmup: int = 0,
         step_with: StepWith = "new",
@@ -89,7 +88,7 @@ class Balancer(nn.Module):
         self.warmup = checks.whole("a balancer's warmup", warmup, 0)
         checks.one_of("a balancer's step_with", step_with, get_args(StepWith))
         self.step_with, self.scaler, self.group = step_with, scaler, group
-        self.weighting = _weighting(rule, weighting, method)
+        self.weighting = _weighting(method, weighting)
         if method == "central":
             self.step_with = "previous"
         self.weighting.bind(self.tasks)
@@ -274,22 +273,17 @@ class Balancer(nn.Module):
         return f"{', '.join(self.tasks)}; {type(self.weighting).__name__}"
 
 
-def _weighting(rule: Rule | None, weighting: Weighting | None, method: str | None) -> Weighting:
-    """The weighting that exactly one of these stands for."""
-    given = {"rule": rule, "weighting": weighting, "method": method}
-    names = [name for name, value in given.items() if value is not None]
-    if len(names) > 1:
+def _weighting(method: str | None, given: Weighting | Mapping[str, Any] | None) -> Weighting:
+    """The weighting of a method with these options, or the given one."""
+    if method is None and isinstance(given, Weighting):
+        weighting = given
+    elif isinstance(given, Weighting | Mapping | None):
+        weighting = _of_method(method, given)
+    else:
+        way = f"; a method is given as method={given!r}" if isinstance(given, str) else ""
         raise ConfigError(
-            f"a balancer takes one of rule, weighting and method, not {' and '.join(names)}; "
-            "options of GradNorm go into weighting=fgn.GradNorm(...)"
-        )
-    if method is not None:
-        weighting = _of_method(method)
-    elif weighting is None:
-        weighting = GradNorm(rule=rule or "direct")
-    elif not isinstance(weighting, Weighting):
-        raise ConfigError(
-            f"weighting must be a weighting such as fgn.GradNorm(), not {checks.shown(weighting)}"
+            "weighting must be options of the method, or a weighting such as fgn.GradNorm(), not "
+            f"{checks.shown(given)}{way}"
         )
     kind = type(weighting)
     if weighting.needs & Needs.SIZE:
@@ -304,17 +298,17 @@ def _weighting(rule: Rule | None, weighting: Weighting | None, method: str | Non
     return copy.deepcopy(weighting)
 
 
-def _of_method(name: str) -> Weighting:
-    from fedgradnorm._methods import find_method  # which knows settings of federations, too
+def _of_method(name: str | None, given: Weighting | Mapping[str, Any] | None) -> Weighting:
+    from fedgradnorm._methods import DEFAULT, find_method  # which knows settings of federations
 
-    method = find_method(name)
+    method = find_method(DEFAULT if name is None else name)
     federated = [key for key, value in method.settings.items() if IN_A_LOOP.get(key) != value]
     if federated:
         raise ConfigError(
             f"method {name!r} sets {', '.join(federated)}, which an ordinary training loop lacks; "
-            "give its weighting alone, as weighting="
+            f"give its weighting alone: weighting=fgn.methods()[{name!r}].build()"
         )
-    return method.build()
+    return method.weigh(given)
 
 
 def _owners(shared: nn.Module | Tensor | Iterable[Tensor] | None) -> tuple[Any, ...]:

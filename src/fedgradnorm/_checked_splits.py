@@ -44,6 +44,7 @@ def checked_split(client: Client, split: str, pair: Any) -> tuple[Inputs, Target
         way = "; give loader.dataset, and batch_size in fgn.Local" if _is_loader(pair) else ""
         if is_frame(pair):
             way = " alone: give (frame[inputs], frame[target]), or use fgn.data.Table"
+        way = way or f"; give {split}=(x, y)"
         raise DataError(f"{where}: expected a pair (x, y), not {type(pair).__name__}{way}")
     check_order(pair[0], pair[1], where)
     found = as_inputs(where, picked(pair[0], client.columns, where))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._checked_splits import checked_split, fingerprint
+from fedgradnorm._checks import shown
 from fedgradnorm._columns import check_names, check_order, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._privacy.terms import Privacy, terms_of_client
@@ -184,8 +185,8 @@ class Client:
             return
         if not isinstance(self.task, Task):
             raise DataError(
-                f"client {self.name!r}: task must be classification(...), binary(...), "
-                f"multilabel(...) or regression(...), not {self.task!r}"
+                f"client {self.name!r}: task must be made by a function such as "
+                f"fgn.regression(1) or fgn.classification(3), not {shown(self.task)}"
             )
         if self.labels is None:
             object.__setattr__(self, "labels", _named_labels(self))

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm._errors import ConfigError, did_you_mean
 
 _SCALARS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
@@ -42,7 +42,12 @@ def check_options(
     for name, value in options.items():
         if not allowed:
             raise ConfigError(f"{what} takes no options, but {name!r} was given")
-        choose(name, allowed, f"option of {what}")
+        if name not in allowed:
+            known = list(allowed)
+            raise ConfigError(
+                f"unknown option {name!r} of {what}{did_you_mean(name, known)} "
+                f"(one of: {', '.join(known)})"
+            )
         annotation = allowed[name].annotation
         kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
         types = _SCALARS.get(kind)

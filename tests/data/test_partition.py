@@ -224,7 +224,7 @@ def test_a_client_is_shared_out():
     x, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
     held_out = (x[:3], y[:3])
     whole = Client("digits", classification(2), train=(x, y), test=held_out, labels=("a", "b"))
-    parts = partition_client(whole, Iid(3), seed=0)
+    parts = partition_client(whole, "iid", parts=3)
     assert [part.name for part in parts] == ["digits-0", "digits-1", "digits-2"]
     assert {part.task_name for part in parts} == {"digits"}
     assert {part.labels for part in parts} == {("a", "b")}
@@ -237,10 +237,10 @@ def test_a_client_is_shared_out():
 
 def test_a_task_that_has_a_name_keeps_it():
     whole = Client("a", regression(1, name="price"), train=(np.ones((4, 1)), np.ones(4)))
-    assert [part.task_name for part in partition_client(whole, Iid(2), 0)] == ["price"] * 2
+    assert [part.task_name for part in partition_client(whole, "iid", parts=2)] == ["price"] * 2
 
 
 def test_a_regression_has_no_classes_to_go_by():
     whole = Client("a", regression(1), train=(np.ones((40, 1)), np.ones(40)))
-    with pytest.raises(DataError, match=r"client 'a': Dirichlet .* use Iid"):
-        partition_client(whole, Dirichlet(2, 1.0), 0)
+    with pytest.raises(DataError, match=r"client 'a': Dirichlet .* use iid"):
+        partition_client(whole, "dirichlet", parts=2, alpha=1.0)

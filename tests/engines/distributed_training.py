@@ -22,7 +22,8 @@ import fedgradnorm as fgn
 import flat
 import toys
 from fedgradnorm._launched import asked_for, is_leader, rank
-from fedgradnorm.weighting import MGDA, TrimmedMean
+from fedgradnorm.weighting._directions import TrimmedMean
+from fedgradnorm.weighting._gradients import MGDA
 
 SINGLE = torch.float32
 PROMISE: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-3, "noise": "seeded"}

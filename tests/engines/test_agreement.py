@@ -17,7 +17,9 @@ import toys
 from fedgradnorm._engines import choice
 from fedgradnorm._engines.parts import padded_batches
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.weighting import IMTLG, FedMGDA
+from fedgradnorm.weighting._fixed import BySize
+from fedgradnorm.weighting._gradients import IMTLG
+from fedgradnorm.weighting._mgda import FedMGDA
 from oracle import mixed_clients
 from toys import seeded
 
@@ -91,7 +93,7 @@ WEIGHTINGS = {
     "direct": lambda: fgn.GradNorm(rule="direct"),
     "squared": lambda: fgn.GradNorm(rule="squared", optimizer="sgd", lr=1e-4),
     "equal": fgn.Equal,
-    "by size": fgn.weighting.BySize,
+    "by size": BySize,
     "inner products": IMTLG,
     "inner products in a box": FedMGDA,
     "static": lambda: fgn.Static({name: 0.1 + k for k, name in enumerate(NAMES)}),

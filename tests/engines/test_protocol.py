@@ -14,6 +14,8 @@ import flat
 import toys
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.executor import EXECUTORS
+from fedgradnorm.weighting._directions import TrimmedMean
+from fedgradnorm.weighting._gradients import MGDA
 
 
 def federation(executor: str, weighting: fgn.Weighting | None = None) -> Federation:
@@ -96,8 +98,8 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "alone": {"share": "none"},
     "private layer": {"shared": "!0"},
     "clipped": {"clip": 1.0},
-    "gradients": {"weighting": fgn.weighting.TrimmedMean},
-    "products": {"weighting": fgn.weighting.MGDA},
+    "gradients": {"weighting": TrimmedMean},
+    "products": {"weighting": MGDA},
     "statistics": {"network": toys.noisy_network},
     "branching": {
         "network": lambda: toys.seeded(lambda: nn.Sequential(nn.Linear(6, 5), Branching()))

@@ -77,7 +77,7 @@ def test_finished_runs_are_kept_and_data_is_loaded_once_a_seed(config, monkeypat
 def test_a_stopped_run_is_resumed_to_the_same_numbers(config, tmp_path):
     whole = compare(config, ["fedgradnorm"], folder=tmp_path / "whole")[0]
 
-    class Stop(Exception):
+    class Stop(BaseException):
         pass
 
     def stop(event):

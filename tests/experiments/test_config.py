@@ -54,11 +54,11 @@ def test_defaults_are_those_of_settings(file):
 
 
 def test_every_setting_is_a_key_of_its_group(file):
-    config = load_config(file)
+    table = load_config(file, [f"{group}=true" for group in SWITCHES]).table()
     for name in (field.name for field in fields(Settings)):
         group, _, key = key_of(name).rpartition(".")
-        place = load_config(file, [f"{group}=true"]) if group in SWITCHES else config
-        assert hasattr(getattr(place, group) if group else place, key), name
+        default = getattr(Settings(), name)
+        assert default is None or key in (table[group] if group else table), name
 
 
 def test_a_switch_is_true_false_or_a_table(file):
@@ -76,7 +76,9 @@ def test_a_switch_is_true_false_or_a_table(file):
         load_config(file, ["early_stopping.patiense=2"])
     with pytest.raises(ConfigError, match=r"'patience'; did you mean 'early_stopping.patience'"):
         load_config(file, ["patience=2"])
-    with pytest.raises(ConfigError, match="keep_best = 'best' should be"):
+    with pytest.raises(
+        ConfigError, match="keep_best must be true, false or a table of its settings"
+    ):
         load_config(file, ["keep_best=best"])
 
 
@@ -85,6 +87,11 @@ def test_overrides(file):
     config = load_config(file, words)
     assert config.settings == Settings(epochs=3, seed=2, device="cpu")
     assert config.weighting == {"gamma": 0.7}
+
+
+def test_a_number_is_the_same_however_it_is_written(file):
+    one, other = (load_config(file, [f"lr={n}", f"local.clip={n}"]) for n in ("1", "1.0"))
+    assert one.text() == other.text()
 
 
 def test_rounds_replace_epochs(file):
@@ -145,17 +152,17 @@ def test_build_starts_the_network_from_the_seed_and_leaves_the_generator_alone(f
         ("weighting.gama=1", "did you mean 'gamma'?"),
         ("weighting.gamma=-1", "gamma must be >= 0, not -1"),
         ("weighting.gamma=big", "must be a number, not 'big'"),
-        ("lr=fast", "lr = 'fast' should be a valid number"),
-        ("rounds=2.5", "rounds = 2.5 should be a valid integer"),
-        ("local.batch_size=true", "local.batch_size = True should be a valid integer"),
+        ("lr=fast", "lr must be a number, not 'fast'"),
+        ("rounds=2.5", "rounds must be a whole number >= 1, not 2.5"),
+        ("local.batch_size=true", "local.batch_size must be a whole number >= 1, not True"),
         ("local.phases=jiont", "did you mean 'joint'?"),
         ("local.head_optimizer=adamm", "did you mean 'adam'?"),
         ("server.server_optimizer=sdg", "did you mean 'sgd'?"),
         ("local.head_steps=-1", "head_steps must be a whole number >= 0, not -1"),
-        ("local=3", "local = 3 should be"),
+        ("local=3", "local must be fgn.Local(...) or a table of its settings, not 3"),
         ("epochs.x=3", "epochs is no table"),
-        ("seed=-1", "seed = -1 should be greater than or equal to 0"),
-        ("seed=one", "seed = 'one' should be a valid integer"),
+        ("seed=-1", "seed must be a whole number >= 0, not -1"),
+        ("seed=one", "seed must be a whole number >= 0, not 'one'"),
         ("name=a/b", "name = 'a/b'"),
         ("output.foldr=x", "did you mean 'folder'?"),
         ("data.when=2020-01-01", "a config cannot hold"),
@@ -168,8 +175,8 @@ def test_one_line_errors(file, word, says):
 
 
 def test_method_and_setting_in_conflict(file):
-    words = ["method=local", "sharing.share=all"]
-    assert load_config(file, words).settings.share == "none"
+    text = message(file, "method=local", "sharing.share=all")  # a default, but somebody said it
+    assert "sharing.share = 'all' does not go with method 'local'" in text
     text = message(file, "method=central", "server.participation=0.5")
     assert "does not go with method 'central'" in text
 
@@ -281,3 +288,9 @@ def test_a_config_that_was_changed_does_not_resume_a_run(tmp_path):
     changed = config.variant(config.method, config.seed, {"lr": 0.5})
     with pytest.raises(RunFolderError, match=r"other settings \(lr = .* there, 0\.5 here\)"):
         run(changed, tmp_path / "run", resume=True)
+
+
+def test_a_key_of_the_run_below_a_table_is_told_its_place(file):
+    file.write_text(TEXT.replace("[network]", "[network]\nlr = 0.1"))
+    with pytest.raises(ConfigError, match=r"takes no 'lr', .* above the first \[table\]"):
+        build(load_config(file))

@@ -53,7 +53,7 @@ def refused(*words):
         ("lr=nan", "nan"),
         ("lr=inf", "inf"),
         ("lr={a=1}", "lr"),
-        ("local=[]", "local = []"),
+        ("local=[]", "local must be fgn.Local(...) or a table of its settings, not []"),
         ("weighting=3", "weighting = 3"),
         ("network=mlp", "network = 'mlp'"),
         ("network.widths=[true]", "widths"),

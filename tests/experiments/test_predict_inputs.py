@@ -15,8 +15,8 @@ from torch import nn
 import fedgradnorm as fgn
 import flat
 from data.small_tables import client_from_files
+from fedgradnorm.data import partition_client
 from fedgradnorm.data._arrays import client_from_arrays
-from fedgradnorm.data._partition import Iid, partition_client
 
 NAMES = ("flow", "pressure", "noise")
 FRAME = pd.DataFrame(np.random.default_rng(0).normal(size=(30, 3)) * [100, 1, 9], columns=NAMES)
@@ -115,7 +115,7 @@ def test_names_that_are_numbers_are_names_too() -> None:
 
 
 def test_parts_of_a_client_keep_its_columns() -> None:
-    parts = partition_client(from_frame(Path()), Iid(2), seed=0)
+    parts = partition_client(from_frame(Path()), "iid", parts=2)
     assert [part.columns for part in parts] == [NAMES, NAMES]
 
 

@@ -14,6 +14,7 @@ import toys
 from fedgradnorm._methods import METHODS
 from fedgradnorm._runs.history import averaged_weights, static_from_run
 from fedgradnorm.experiments._config.config_file import for_method, make_config
+from fedgradnorm.weighting._loss_based import AFL
 
 OURS = 8  # FedGradNorm's and the baselines of its paper come first
 RIVALS = [m for m in list(METHODS.values())[OURS:] if m.name != "fedgradnorm-paper"]
@@ -133,7 +134,7 @@ def test_an_unfinished_run_has_no_mean_weights_yet(tmp_path: Path) -> None:
 
 
 def test_a_weight_of_zero_is_a_weight() -> None:
-    run = train("afl", rounds=60, weighting=fgn.weighting.AFL(loss_lr=0.1))
+    run = train("afl", rounds=60, weighting=AFL(loss_lr=0.1))
     assert sorted(run.weights.values()) == [0, 0, 3]
 
 

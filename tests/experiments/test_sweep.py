@@ -87,13 +87,12 @@ def test_a_sweep_goes_over_what_is_ones_own(tmp_path):
 
 
 @pytest.mark.parametrize("entry", ["fedprox", "fedprox local.proximal=0"])
-def test_no_point_is_called_by_a_value_that_it_does_not_have(tmp_path, entry):
-    """The default of what a method presets stands for the method's value: mu = 0 was 0.01."""
+def test_every_point_has_the_value_that_it_is_called_by(tmp_path, entry):
+    """Also the default of what a method presets: mu = 0 was 0.01."""
     sweep = [] if "=" in entry else ["sweep.local.proximal=[0,0.1]"]
     config = load_config(small_config(tmp_path), sweep)
-    with pytest.raises(ConfigError, match=r"proximal = 0 would mean 0\.01 with method 'fedprox'"):
-        compare(config, [entry], 1)
-    assert not (tmp_path / "runs").exists()
+    found = [settings_of(folder).proximal for folder in compare(config, [entry], 1)]
+    assert found == ([0, 0.1] if sweep else [0])
 
 
 def test_what_was_tuned_of_one_method_is_not_given_to_others(tmp_path):
@@ -104,8 +103,10 @@ def test_what_was_tuned_of_one_method_is_not_given_to_others(tmp_path):
         assert (other.proximal, other.shared_steps) == (proximal, 2)
     same = load_config(path, ["method=fedrep", "local.proximal=0.5"]).variant("fedavg", 0)
     assert same.settings.proximal == 0.5
-    with pytest.raises(ConfigError, match=r"local\.proximal = 0 would mean 0\.01"):
-        load_config(path, ["method=fedprox", "local.proximal=0"])
+    none = load_config(path, ["method=fedprox", "local.proximal=0"])
+    for one in (none, none.variant("fedprox", 1)):
+        assert one.settings.proximal == 0
+    assert none.variant("fedrep", 0).variant("fedprox", 0).settings.proximal == 0.01
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,6 @@ def test_what_was_tuned_of_one_method_is_not_given_to_others(tmp_path):
             r"unknown key 'compare\.own\.fedrep\.data' .*weighting, .*local",
         ),
         ("fedprox.local.sends=delta", r"own\.fedprox: local\.sends .* does not go"),
-        ("fedprox.local.proximal=0", r"own\.fedprox: .* = 0 would mean 0\.01 with method"),
     ],
 )
 def test_settings_of_ones_own_are_checked_at_once(tmp_path, word, message):

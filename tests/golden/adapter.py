@@ -127,7 +127,7 @@ def _given(case: Case) -> dict[str, Any]:
     weighting = fgn.Equal() if settings.get("share") == "none" else fgn.GradNorm()
     if case.weighting is not None:
         name, options = case.weighting
-        weighting = getattr(fgn.weighting, name)(**options)
+        weighting = _weightings()[name](**options)
     elif case.method is not None:
         weighting = find_method(case.method).build()
     if case.method is not None:
@@ -140,6 +140,12 @@ def _given(case: Case) -> dict[str, Any]:
         "device": "cpu",
         **settings,
     }
+
+
+def _weightings() -> dict[str, Any]:
+    """The weightings of all methods, by the names of their classes."""
+    made = (method.weighting for method in fgn.methods().values())
+    return {one.__name__: one for one in made}
 
 
 def _clients(case: Case) -> list[fgn.Client]:
@@ -171,7 +177,7 @@ def _client(member: Member) -> fgn.Client:
 def _task(goal: recipes.Goal) -> fgn.Task:
     kind, count = recipes.KINDS[goal.what]
     if kind == "own":
-        return fgn.tasks.of_kind(Away(), count, **goal.options)
+        return fgn.tasks.of_kind(Away, count, **goal.options)
     counted = {} if kind == "binary" else {_COUNTED[kind]: count}
     made: fgn.Task = getattr(fgn, kind)(**counted, **goal.options)
     return made

@@ -26,6 +26,7 @@ from fedgradnorm._round.private.private_plan import expected_rounds, plan_of, pl
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.weighting._loss_based import QFFL
 from privacy.private_clients import INPUTS, ROWS, network, plain, private, rows, train
 
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
@@ -369,7 +370,7 @@ def test_a_custom_loss_sees_one_example_at_a_time() -> None:
 
 def test_losses_that_nobody_reports_are_refused() -> None:
     with pytest.raises(fgn.ConfigError, match="loss_share = 0"):
-        fgn.train(network(), [private(loss_share=0.0)], weighting=fgn.weighting.QFFL(), rounds=1)
+        fgn.train(network(), [private(loss_share=0.0)], weighting=QFFL(), rounds=1)
 
 
 @pytest.mark.parametrize(

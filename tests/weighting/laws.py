@@ -12,23 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgradnorm import weighting as exported
 from fedgradnorm._methods import METHODS, Method
-from fedgradnorm.weighting import (
-    DWA,
-    IMTLL,
-    Equal,
-    FedMGDA,
-    GradDrop,
-    GradNorm,
-    Needs,
-    PCGrad,
-    Signals,
-    TorchJD,
-    Uncertainty,
-    Weighting,
-)
+from fedgradnorm.weighting import Equal, GradNorm, Needs, Signals, Weighting
 from fedgradnorm.weighting._by_task import ByTask
+from fedgradnorm.weighting._directions import GradDrop
+from fedgradnorm.weighting._gradients import PCGrad, TorchJD
+from fedgradnorm.weighting._loss_based import DWA, IMTLL, Uncertainty
+from fedgradnorm.weighting._mgda import FedMGDA
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -63,21 +53,9 @@ def every_method() -> dict[str, Callable[[], Weighting]]:
     return {m.name: partial(m.build, OPTIONS.get(m.name)) for m in found.values()}
 
 
-def without_a_method() -> dict[str, Callable[[], Weighting]]:
-    """Public weightings that no method has."""
-    named = {method.weighting for method in METHODS.values()}
-    kinds = {name: getattr(exported, name) for name in exported.__all__}
-    made = {"TorchJD": lambda: TorchJD("MeanWeighting")}
-    return {
-        name: made.get(name, kind)
-        for name, kind in kinds.items()
-        if issubclass(kind, Weighting) and kind is not Weighting and kind not in named
-    }
-
-
 WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
     **every_method(),
-    **without_a_method(),
+    "TorchJD": lambda: TorchJD("MeanWeighting"),
     "inverse-loss": InverseLoss,
     "absolute-sgd": lambda: GradNorm(optimizer="sgd"),
     "squared-adam": lambda: GradNorm(rule="squared"),

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgradnorm import ConfigError, weighting
-from fedgradnorm.weighting import AlignedMTL, GradNorm, TorchJD, Weighting
+from fedgradnorm import ConfigError, methods
+from fedgradnorm.weighting import GradNorm, Weighting
+from fedgradnorm.weighting._gradients import AlignedMTL, TorchJD
 
-KINDS = [
-    kind
-    for name in weighting.__all__
-    if inspect.isclass(kind := getattr(weighting, name)) and issubclass(kind, Weighting)
-]
+KINDS = list(
+    dict.fromkeys(one.weighting for one in methods().values() if inspect.isclass(one.weighting))
+)
 NUMBERS = [
     (kind, name)
     for kind in KINDS

@@ -15,29 +15,24 @@ from torchjd import aggregation
 from fedgradnorm import ConfigError
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.server import ServerState, server_step
-from fedgradnorm.weighting import (
+from fedgradnorm.weighting import Signals, Weighting
+from fedgradnorm.weighting._base import draw as own_generator
+from fedgradnorm.weighting._directions import ConFIG, GradDrop, TrimmedMean
+from fedgradnorm.weighting._gradients import (
     IMTLG,
     MGDA,
     AlignedMTL,
     CAGrad,
-    ConFIG,
     DualProj,
     FairGrad,
-    FedCMOO,
-    FedMGDA,
-    GradDrop,
     GradVac,
     Krum,
-    NashMTL,
     PCGrad,
-    Signals,
-    TrimmedMean,
     UPGrad,
-    Weighting,
 )
-from fedgradnorm.weighting._base import draw as own_generator
 from fedgradnorm.weighting._gram import unit
-from fedgradnorm.weighting._nash import bargain
+from fedgradnorm.weighting._mgda import FedCMOO, FedMGDA
+from fedgradnorm.weighting._nash import NashMTL, bargain
 from weighting.laws import NAMES, bound, draw, everybody, played
 
 Make = Callable[[], Weighting]
@@ -298,7 +293,7 @@ def test_without_torchjd_the_error_says_what_to_install() -> None:
         "assert not {'torchjd', 'cvxpy', 'qpsolvers'} & set(sys.modules)\n"
         "sys.modules['torchjd'] = None\n"
         "try:\n"
-        "    fgn.weighting.MGDA()\n"
+        "    fgn.methods()['mgda'].build()\n"
         "except fgn.ConfigError as error:\n"
         "    print(error)\n"
     )

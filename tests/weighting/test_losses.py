@@ -11,24 +11,22 @@ from torchjd import scalarization
 
 from fedgradnorm import ConfigError
 from fedgradnorm._methods import METHODS
-from fedgradnorm.weighting import (
+from fedgradnorm.weighting import GradNorm, Signals, Weighting
+from fedgradnorm.weighting._base import onto_simplex
+from fedgradnorm.weighting._excess import ExcessMTL
+from fedgradnorm.weighting._go4align import GO4Align
+from fedgradnorm.weighting._loss_based import (
     AFL,
     DWA,
     FAMO,
     IMTLL,
     QFFL,
-    ExcessMTL,
     GeometricMean,
-    GO4Align,
-    GradNorm,
     InverseFirstLoss,
     RandomWeights,
-    Signals,
     Tchebycheff,
     Uncertainty,
-    Weighting,
 )
-from fedgradnorm.weighting._base import onto_simplex
 from weighting.laws import NAMES, bound, draw, everybody, played
 
 

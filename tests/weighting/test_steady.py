@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedgradnorm.weighting import GradNorm, Signals, Steady, Weighting
+from fedgradnorm.weighting import GradNorm, Signals, Weighting
+from fedgradnorm.weighting._steady import Steady
 
 POSITIVE = st.floats(1e-3, 1e3)
 ROUNDS = st.lists(

@@ -12,16 +12,10 @@ from torch import Tensor
 
 from fedgradnorm import ConfigError
 from fedgradnorm._methods import METHODS
-from fedgradnorm.weighting import (
-    AFL,
-    GradNorm,
-    InverseFirstLoss,
-    Needs,
-    Signals,
-    Steady,
-    Weighting,
-)
+from fedgradnorm.weighting import GradNorm, Needs, Signals, Weighting
+from fedgradnorm.weighting._loss_based import AFL, InverseFirstLoss
 from fedgradnorm.weighting._secure_sums import OWN_NUMBERS, secure_sums
+from fedgradnorm.weighting._steady import Steady
 from weighting.laws import NAMES, WEIGHTINGS, bound, draw, everybody
 
 ROUNDS = 150

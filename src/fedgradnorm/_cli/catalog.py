@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SIGHTS = {
     "": "no more than the sum of the weighted updates",
+    "size": "every client's number of training examples",
     "loss": "every client's loss",
     "loss, norm": "every client's loss and gradient norm",
     "gram": "the inner products of the clients' updates",

@@ -302,7 +302,7 @@ class SharedHeads:
                 raise ConfigError(
                     f"heads={self.how!r} needs heads of one shape, but those of clients {first!r} "
                     f"and {other!r}{of} differ ({shapes[first]}; {shapes[other]}); {way}keep heads "
-                    "personal (heads='own')"
+                    "personal (heads='own', or another method than fedavg)"
                 )
             own = own_parameters(heads[first], self._patterns, first)
             started |= {name: combined(heads[first], heads[name], own) for name in names}

@@ -1,7 +1,7 @@
 """Methods whose server sees all gradients: a direction that is no weighted mean."""
 
 from fedgradnorm._methods.method import Method
-from fedgradnorm.weighting import ConFIG, GradDrop, TrimmedMean
+from fedgradnorm.weighting._directions import ConFIG, GradDrop, TrimmedMean
 
 Method(
     "config",

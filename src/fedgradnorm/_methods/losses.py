@@ -1,18 +1,39 @@
 """Methods whose server sees losses, norms, or nothing."""
 
-from fedgradnorm import weighting as w
 from fedgradnorm._methods.method import Method
+from fedgradnorm.weighting._excess import ExcessMTL
+from fedgradnorm.weighting._fixed import BySize
+from fedgradnorm.weighting._go4align import GO4Align
+from fedgradnorm.weighting._loss_based import (
+    AFL,
+    DWA,
+    FAMO,
+    IMTLL,
+    QFFL,
+    GeometricMean,
+    InverseFirstLoss,
+    RandomWeights,
+    Tchebycheff,
+    Uncertainty,
+)
 
 Method(
     "inverse-first-loss",
-    w.InverseFirstLoss,
+    InverseFirstLoss,
     summary="constant weight 1 / first loss",
     source="baseline",
     equation=r"p_i = 1 / F_{i0}",
 ).register()
 Method(
+    "by-size",
+    BySize,
+    summary="weight by number of training examples",
+    source="McMahan et al. 2017",
+    equation=r"p_i = n_i",
+).register()
+Method(
     "geometric-mean",
-    w.GeometricMean,
+    GeometricMean,
     summary="weight 1 / loss",
     source="Chennupati et al. 2019",
     equation=(
@@ -22,14 +43,14 @@ Method(
 ).register()
 Method(
     "rlw",
-    w.RandomWeights,
+    RandomWeights,
     summary="random weights in every round",
     source="Lin et al. 2022, algorithm 2",
     equation=r"p = \mathrm{softmax}(z), \quad z_i \sim \mathcal{N}(0, 1)",
 ).register()
 Method(
     "dwa",
-    w.DWA,
+    DWA,
     summary="the task that improved least counts most",
     source="Liu, Johns, Davison 2019, equation 7",
     equation=(
@@ -39,7 +60,7 @@ Method(
 ).register()
 Method(
     "uw",
-    w.Uncertainty,
+    Uncertainty,
     summary="learned variance of every task",
     source="Kendall et al. 2018, equation 7",
     equation=(
@@ -49,14 +70,14 @@ Method(
 ).register()
 Method(
     "imtl-l",
-    w.IMTLL,
+    IMTLL,
     summary="learned scale of every loss",
     source="Liu, Li, Kuang et al. 2021, equation 6",
     equation=r"p_i = e^{s_i}, \quad \min_s \sum_i \left( e^{s_i} F_i - s_i \right)",
 ).register()
 Method(
     "famo",
-    w.FAMO,
+    FAMO,
     summary="all losses fall at one rate",
     source="Liu et al. 2023, algorithm 1",
     equation=(
@@ -67,14 +88,14 @@ Method(
 ).register()
 Method(
     "q-ffl",
-    w.QFFL,
+    QFFL,
     summary="weight loss^q: large losses first",
     source="Li, Sanjabi et al. 2020, equation 2",
     equation=r"p_i = F_i^q, \quad \min_{\omega} \sum_i \frac{1}{q + 1} F_i^{q + 1}",
 ).register()
 Method(
     "afl",
-    w.AFL,
+    AFL,
     summary="the worst mixture of clients",
     source="Mohri et al. 2019",
     equation=(
@@ -84,14 +105,14 @@ Method(
 ).register()
 Method(
     "stch",
-    w.Tchebycheff,
+    Tchebycheff,
     summary="smooth maximum of what is left of each loss",
     source="Lin, Zhang et al. 2024",
     equation=r"p_i = r_i^{1 / \mu} / F_i, \quad \min_{\omega} \mu \log \sum_i r_i^{1 / \mu}",
 ).register()
 Method(
     "go4align",
-    w.GO4Align,
+    GO4Align,
     summary="one weight per group of tasks, by k-means on risks",
     source="Shen et al. 2024",
     equation=(
@@ -101,7 +122,7 @@ Method(
 ).register()
 Method(
     "excess-mtl",
-    w.ExcessMTL,
+    ExcessMTL,
     summary="the task furthest from its own optimum counts most",
     source="He et al. 2024, algorithm 1",
     equation=(

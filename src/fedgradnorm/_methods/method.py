@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ LOCAL = "local"
 """The method that shares nothing: every client trains alone."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Method:
     """A weighting and settings under a name, for ``fgn.train(method=...)`` and config files.
 
@@ -71,6 +71,9 @@ class Method:
             choose(name, flat, f"setting of method {self.name!r} in tunable")
         object.__setattr__(self, "tunable", tunable)
 
+    def __repr__(self) -> str:
+        return f"Method({self.name!r}: {self.summary})"
+
     def register(self) -> Method:
         """Make the name known to ``fgn.train`` and to config files, and return the method."""
         return METHODS.register(self.name, self, calling_module())
@@ -104,36 +107,19 @@ class Method:
         """The settings that no run of this method can change."""
         return {name: value for name, value in self.settings.items() if name not in self.tunable}
 
-    def check(self, settings: Settings) -> None:
-        """Refuse settings that contradict the method; a default stands for the method's value."""
+    def applied(self, settings: Settings, said: Collection[str]) -> Settings:
+        """The settings with those of the method, except for tunable ones that are ``said``.
+
+        ``said`` names the settings that somebody gave. It is a ConfigError if one of them has
+        another value than the method's, and is not tunable.
+        """
         for name, fixed in self.fixes.items():
-            value = getattr(settings, name)
-            if value not in (fixed, FIELDS[name].default):
+            if name in said and (value := getattr(settings, name)) != fixed:
                 raise ConfigError(
                     f"{key_of(name)} = {value!r} does not go with method {self.name!r}, which is "
                     f"{name} = {fixed!r}; leave it out or choose another method"
                 )
-
-    def check_said(self, given: Mapping[str, Any]) -> None:
-        """Refuse a default that somebody asked for: it would stand for the method's own value.
-
-        ``given`` are settings by dotted key.
-        """
-        for key, value in given.items():
-            name = name_of(key) or key
-            if name not in self.tunable or value != FIELDS[name].default:
-                continue
-            if value != (own := self.settings[name]):
-                raise ConfigError(
-                    f"{key_of(name)} = {value!r} would mean {own!r} with method {self.name!r}, as "
-                    "if it were left out; give another value, or choose a method without it"
-                )
-
-    def applied(self, settings: Settings) -> Settings:
-        """The settings with those of the method."""
-        self.check(settings)
-        chosen = {name for name in self.tunable if getattr(settings, name) != FIELDS[name].default}
-        return replace(settings, **{k: v for k, v in self.settings.items() if k not in chosen})
+        return replace(settings, **{k: v for k, v in self.settings.items() if k not in said})
 
     def weigh(self, weighting: Weighting | Mapping[str, Any] | None) -> Weighting:
         """The method's weighting: from its options, or a given one if it is of this method."""
@@ -181,7 +167,9 @@ def _may_be_none(option: inspect.Parameter | None) -> bool:
 def find_method(name: str) -> Method:
     """The method of that name; a ConfigError with the nearest valid name if there is none."""
     if not isinstance(name, str):
-        raise ConfigError(f"method must be a name such as {DEFAULT!r}, not {shown(name)}")
+        kind = name if isinstance(name, type) else type(name)
+        way = "; a weighting is given as weighting=..." if issubclass(kind, Weighting) else ""
+        raise ConfigError(f"method must be a name such as {DEFAULT!r}, not {shown(name)}{way}")
     return METHODS.find(name)
 
 

@@ -2,7 +2,8 @@
 
 from fedgradnorm._methods.method import LOCAL, Method
 from fedgradnorm._runs.history import static_from_run
-from fedgradnorm.weighting import Equal, GradNorm, Static, Steady
+from fedgradnorm.weighting import Equal, GradNorm, Static
+from fedgradnorm.weighting._steady import Steady
 
 PAPER = "Mortaheb, Vahapoglu, Ulukus 2022, algorithm 2"
 PACE = (

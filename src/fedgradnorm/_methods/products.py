@@ -1,14 +1,27 @@
 """Methods whose server sees the inner products of all updates."""
 
-from fedgradnorm import weighting as w
 from fedgradnorm._methods.method import Method
+from fedgradnorm.weighting._gradients import (
+    IMTLG,
+    MGDA,
+    AlignedMTL,
+    CAGrad,
+    DualProj,
+    FairGrad,
+    GradVac,
+    Krum,
+    PCGrad,
+    UPGrad,
+)
+from fedgradnorm.weighting._mgda import FedCMOO, FedMGDA
+from fedgradnorm.weighting._nash import NashMTL
 
 GRAM = "N^2 D"
 PROGRAM = "N^2 D + a convex program"
 
 Method(
     "upgrad",
-    w.UPGrad,
+    UPGrad,
     summary="projections that harm nobody",
     source="Quinton, Rey 2024, proposition 1",
     equation=r"p = \sum_i \arg \min_{v \ge e_i / N} v^{\top} G v",
@@ -16,7 +29,7 @@ Method(
 ).register()
 Method(
     "dualproj",
-    w.DualProj,
+    DualProj,
     summary="the mean, projected to harm nobody",
     source="Lopez-Paz, Ranzato 2017, equation 11",
     equation=r"p = \arg \min_{v \ge \mathbf{1} / N} v^{\top} G v",
@@ -24,7 +37,7 @@ Method(
 ).register()
 Method(
     "mgda",
-    w.MGDA,
+    MGDA,
     summary="shortest vector of the hull",
     source="Désidéri 2012; Sener, Koltun 2018, algorithm 2",
     equation=r"p = \arg \min_{v \in \Delta} v^{\top} G v",
@@ -32,7 +45,7 @@ Method(
 ).register()
 Method(
     "fsmgda",
-    w.MGDA,
+    MGDA,
     settings={"weight_per": "task"},
     summary="MGDA on the tasks' mean updates",
     source="Yang et al. 2023",
@@ -44,7 +57,7 @@ Method(
 ).register()
 Method(
     "fedmgda",
-    w.FedMGDA,
+    FedMGDA,
     summary="MGDA on unit updates, in a box",
     source="Hu et al. 2022, algorithm 1 (FedMGDA+)",
     equation=(
@@ -56,7 +69,7 @@ Method(
 ).register()
 Method(
     "fedcmoo",
-    w.FedCMOO,
+    FedCMOO,
     summary="MGDA by projected gradient steps",
     source="Askin et al. 2025, FindWeights",
     equation=(
@@ -67,7 +80,7 @@ Method(
 ).register()
 Method(
     "pcgrad",
-    w.PCGrad,
+    PCGrad,
     summary="conflicts projected away",
     source="Yu et al. 2020, algorithm 1",
     equation=(
@@ -79,7 +92,7 @@ Method(
 ).register()
 Method(
     "gradvac",
-    w.GradVac,
+    GradVac,
     summary="cosines kept at their mean",
     source="Wang et al. 2021",
     equation=(
@@ -93,7 +106,7 @@ Method(
 ).register()
 Method(
     "cagrad",
-    w.CAGrad,
+    CAGrad,
     summary="best worst case near the mean",
     source="Liu, Liu et al. 2021, algorithm 1",
     equation=(
@@ -105,14 +118,14 @@ Method(
 ).register()
 Method(
     "nash-mtl",
-    w.NashMTL,
+    NashMTL,
     summary="the bargaining solution",
     source="Navon et al. 2022, section 3.2",
     equation=r"(G p)_i = 1 / p_i",
 ).register()
 Method(
     "imtl-g",
-    w.IMTLG,
+    IMTLG,
     summary="equal projections on all",
     source="Liu, Li, Kuang et al. 2021, equations 1 and 2",
     equation=(
@@ -123,7 +136,7 @@ Method(
 ).register()
 Method(
     "aligned-mtl",
-    w.AlignedMTL,
+    AlignedMTL,
     summary="equal principal components",
     source="Senushkin et al. 2023, algorithm 1",
     equation=(
@@ -134,7 +147,7 @@ Method(
 ).register()
 Method(
     "fairgrad",
-    w.FairGrad,
+    FairGrad,
     summary="alpha-fair improvements",
     source="Ban, Ji 2024, equation 4",
     equation=r"(G p)_i = p_i^{-1 / \alpha}",
@@ -142,7 +155,7 @@ Method(
 ).register()
 Method(
     "krum",
-    w.Krum,
+    Krum,
     summary="the most typical update",
     source="Blanchard et al. 2017",
     equation=(

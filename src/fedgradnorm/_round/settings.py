@@ -16,7 +16,6 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
@@ -113,15 +112,23 @@ def _choice(kind: Any) -> Kind:
     return lambda name, value: one_of(name, value, get_args(kind)), ""
 
 
+def _real(name: str, value: object) -> float:
+    return float(number(name, value))
+
+
+def _above_0(name: str, value: object) -> float:
+    return float(bounded(name, value, above=True))
+
+
 def _epochs(name: str, value: object) -> float:
-    if not 0 < (given := number(name, value)) <= MOST_EPOCHS:
+    if not 0 < (given := _real(name, value)) <= MOST_EPOCHS:
         raise ConfigError(f"{name} must be > 0 and at most {MOST_EPOCHS:g}, not {shown(value)}")
     return given
 
 
 def _participation(name: str, value: object) -> Participation:
     if not isinstance(value, list | tuple):
-        if not 0 < (given := number(name, value)) <= 1:
+        if not 0 < (given := _real(name, value)) <= 1:
             raise ConfigError(f"{name} must be in (0, 1], not {shown(value)}")
         return given
     if not value or not all(value):
@@ -208,8 +215,8 @@ def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
     return {"steps": whole(f"{name}.steps", table["steps"], 1), "lr": rate, "what": what}
 
 
-_AT_LEAST_0: Kind = bounded, "0 or more"
-_CLIP: Kind = _optional(partial(bounded, above=True)), "above 0"
+_AT_LEAST_0: Kind = lambda name, value: float(bounded(name, value)), "0 or more"
+_CLIP: Kind = _optional(_above_0), "above 0"
 _OPTIMIZER: Kind = _optimizer, ""
 _LR_SCHEDULE: Kind = check_schedule, ""
 _PATTERNS: Kind = _optional(_one_or_names), ""
@@ -223,6 +230,12 @@ class _Group:
     """
 
     said: ClassVar[frozenset[str]] = frozenset()
+
+    def __repr__(self) -> str:
+        """What differs from the defaults."""
+        given = [(one.name, getattr(self, one.name), one.default) for one in fields(self)]
+        changed = [f"{name}={value!r}" for name, value, default in given if value != default]
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     def __post_init__(self) -> None:
         table = next((name for name, kind in GROUPS.items() if kind is type(self)), "")
@@ -261,7 +274,7 @@ def _documented(group: G) -> G:
 
 # fmt: off
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Local(_Group):
     """What a client does in a round: steps, batches, optimizers, clipping and what it sends."""
 
@@ -325,7 +338,7 @@ class Local(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Server(_Group):
     """What the server does in a round: who participates, how updates are added and applied."""
 
@@ -361,7 +374,7 @@ class Server(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sharing(_Group):
     """What clients share: network, layers, heads and weights."""
 
@@ -422,7 +435,7 @@ class Sharing(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Personalization(_Group):
     """What each client has for itself in the end: a personal network, a tuned head."""
 
@@ -447,7 +460,7 @@ class Personalization(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compute(_Group):
     """Where and how the numbers are computed."""
 
@@ -476,7 +489,7 @@ class Compute(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation(_Group):
     """How often clients are evaluated, and how many of them."""
 
@@ -495,7 +508,7 @@ class Evaluation(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KeepBest(_Group):
     """End with the best round of all evaluations instead of the last one.
 
@@ -512,7 +525,7 @@ class KeepBest(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EarlyStopping(_Group):
     """End a run that no longer improves on the clients' validation examples.
 
@@ -537,7 +550,7 @@ class EarlyStopping(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Checkpoints(_Group):
     """How often a run with a folder writes a checkpoint."""
 
@@ -550,7 +563,7 @@ class Checkpoints(_Group):
 
 
 @_documented
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class History(_Group):
     """What the history of a run records."""
 
@@ -590,7 +603,7 @@ GROUPS: dict[str, type[_Group]] = {**OPTIONS, **RECORDED}
 """Every group by the name of its table."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Settings(Compute, Personalization, Sharing, Server, Local):
     """All settings of a run: the fields of every group, and those that belong to none."""
 
@@ -627,7 +640,7 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
     )
     lr: float = _setting(
         1e-3,
-        (number, "above 0"),
+        (_above_0, "above 0"),
         "learning rate of every network optimizer that does not name its own.",
     )
     seed: int = _setting(0, _whole(0), "decides heads, batches, participation and dropout.")
@@ -856,30 +869,34 @@ def ungrouped(given: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def said(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that somebody gave in groups, by dotted key.
+def said(given: Mapping[str, Any]) -> set[str]:
+    """The names of the settings that somebody gave, be it with their defaults.
 
-    >>> said({"lr": 0.1, "local": Local(proximal=0), "server": {"participation": 0.5}})
-    {'local.proximal': 0, 'server.participation': 0.5}
+    A setting of no group counts where it is not the default.
+
+    >>> given = {"lr": 0.1, "seed": 0, "local": Local(proximal=0), "keep_best": KeepBest()}
+    >>> sorted(said({**given, "server": {"participation": 0.5}}))
+    ['keep', 'lr', 'participation', 'proximal']
     """
-    found: dict[str, Any] = {}
+    found: set[str] = set()
     for name, value in given.items():
-        if isinstance(value, _Group):
-            found |= {f"{name}.{one}": getattr(value, one) for one in sorted(value.said)}
-        elif name in GROUPS and isinstance(value, Mapping):
-            found |= {f"{name}.{key}": one for key, one in value.items()}
-    return found
+        if name in GROUPS and value is not None:
+            keys = value.said if isinstance(value, _Group) else value
+            found |= {_NAMES[name, key] for key in keys} | {SWITCHES.get(name, "")}
+        elif name in TOP and value != FIELDS[name].default:
+            found.add(name)
+    return found - {""}
 
 
-def recorded(options: Sequence[object]) -> dict[str, Any]:
-    """Settings by name from the option groups among callbacks, of each at most one."""
+def recorded(options: Sequence[object]) -> dict[str, _Group]:
+    """The option groups among callbacks by the names of their tables, of each at most one."""
     tables: dict[str, Any] = {}
     for one in options:
         group = next(name for name, kind in RECORDED.items() if kind is type(one))
         if group in tables:
             raise ConfigError(f"callbacks has two of fgn.{type(one).__name__}; give one")
         tables[group] = one
-    return ungrouped(tables)
+    return tables
 
 
 def _values(group: str, value: object) -> dict[str, Any]:
@@ -899,10 +916,9 @@ def _values(group: str, value: object) -> dict[str, Any]:
     elif type(value) is kind:
         table = {one.name: getattr(value, one.name) for one in fields(kind)}
     else:
-        raise ConfigError(
-            f"{group} must be fgn.{kind.__name__}(...) or a table of its settings, not "
-            f"{shown(value)}"
-        )
+        made = f"fgn.{kind.__name__}(...) or " if group in OPTIONS else ""
+        made = "true, false or " if switch else made
+        raise ConfigError(f"{group} must be {made}a table of its settings, not {shown(value)}")
     found = {_NAMES[group, key]: value for key, value in table.items()}
     for name, value in found.items():
         if values := FIELDS[name].metadata.get("values"):

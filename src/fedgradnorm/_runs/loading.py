@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from fedgradnorm._runs.reader import read_contents
 from fedgradnorm._runs.run import Run
 from fedgradnorm._runs.spread import spread_table
 from fedgradnorm._runs.trained import StackedClients, TrainedClient, scalings_of, tables_of
-from fedgradnorm.tasks._kind import KINDS, OWN, Kind
+from fedgradnorm.tasks._kind import KINDS
 
 Heads = Mapping[str, nn.Module]
 
@@ -40,13 +40,12 @@ def load(
     network: nn.Module | None = None,
     heads: Heads | None = None,
     stems: Heads | None = None,
-    kinds: Iterable[Kind] = (),
 ) -> Run:
     """A saved run, ready to predict.
 
     Networks made of torch.nn layers are rebuilt automatically. For a custom module class, give an
     instance as ``network`` (and ``heads`` and ``stems`` by client), whose parameters are then
-    filled. Custom kinds of tasks are not stored either: give them as ``kinds``, or register them.
+    filled. A custom kind of task is not stored either: define or import its class first.
     """
     if not isinstance(path, str | os.PathLike):
         raise RunFolderError(f"path must be the path of a run's folder, not {shown(path)}")
@@ -54,7 +53,7 @@ def load(
     manifest = read_manifest(folder)  # without one it is no run folder
     if not present(folder / CLIENTS):
         raise RunFolderError(f"{folder} holds no trained network yet; resume the run to finish it")
-    models = _Models(folder, manifest, network, heads or {}, stems or {}, kinds)
+    models = _Models(folder, manifest, network, heads or {}, stems or {})
     clients = models.clients()
     shared = models.shared(clients)
     found = read_contents(folder)
@@ -75,7 +74,6 @@ class _Models:
         network: nn.Module | None,
         heads: Heads,
         stems: Heads,
-        kinds: Iterable[Kind],
     ) -> None:
         self.folder, self.run = folder, identity(manifest)
         self.infos: Mapping[str, Mapping[str, Any]] = manifest["clients"]
@@ -92,7 +90,6 @@ class _Models:
         if network is None and self.plan is None:
             raise _own_class("network")
         self.heads, self.stems = heads, stems
-        self.kinds = {f"{OWN}{kind.name}": kind for kind in kinds}
 
     def clients(self) -> Mapping[str, TrainedClient]:
         """All clients; of many, whose heads are in one file, each is made when it is asked for."""
@@ -128,6 +125,11 @@ class _Models:
     def _trained(self, name: str, head: nn.Module, scaling: Any) -> TrainedClient:
         """What run.json says of a client, and its head."""
         info = self.infos[name]
+        if info["kind"] not in KINDS:
+            raise ModelError(
+                f"client {name!r} has a task of kind {info['kind']!r}, which is not defined here: "
+                "define its class, or import the module that does, before loading the run"
+            )
         named: dict[str, Any] = {
             key: tuple(info[key]) for key in ("labels", "columns", "given_columns") if info.get(key)
         }
@@ -139,21 +141,7 @@ class _Models:
             encoding=_encoding(info.get("encoding"), name),
             of=info.get("of"),
             shape=tuple(info.get("shape", ())),
-            own_kind=self._own_kind(name, info["kind"]),
         )
-
-    def _own_kind(self, client: str, kind: str) -> Kind | None:
-        """The kind of a client's task, where it is not ours; it must be given or registered."""
-        if not kind.startswith(OWN):
-            return None
-        name = kind.removeprefix(OWN)
-        found = self.kinds.get(kind) or KINDS.get(name)
-        if found is None:
-            raise ModelError(
-                f"client {client!r} has a custom kind of task, {name!r}: give an instance, "
-                "load(path, kinds=[...]), or import the module that registers it"
-            )
-        return found
 
     def shared(self, clients: Mapping[str, TrainedClient]) -> nn.Module | None:
         """The shared network, filled; None where every client has its own."""

@@ -46,7 +46,6 @@ class TrainedClient:
     encoding: Any = None
     of: str | None = None
     shape: Shape = ()
-    own_kind: Kind | None = None
     stem: nn.Module | None = None
     given_columns: tuple[str, ...] | None = None
 
@@ -68,14 +67,13 @@ class TrainedClient:
             client.encoding,
             client.of,
             client.task.shape,
-            client.task.own_kind,
             learned.stem,
             client.given_columns,
         )
 
     @property
     def form(self) -> Kind:
-        return self.own_kind or KINDS[self.kind]
+        return KINDS[self.kind]
 
 
 Finish = Callable[[str, nn.Linear], TrainedClient]

@@ -82,13 +82,13 @@ def chosen(given: Mapping[str, Any]) -> tuple[Weighting, Settings, list[Callback
     """
     method, weighting = given.get("method"), given.get("weighting")
     options, callbacks = divided_callbacks(given.get("callbacks", ()))
-    flat = ungrouped({k: v for k, v in given.items() if k in (*TOP, *OPTIONS)})
-    settings = Settings(**flat, **recorded(options))
+    told = {k: v for k, v in given.items() if k in (*TOP, *OPTIONS)} | recorded(options)
+    settings = Settings(**ungrouped(told))
     if isinstance(weighting, type) and issubclass(weighting, Weighting):
         name = weighting.__name__
         raise ConfigError(f"weighting is the class {name}; give an instance, {name}()")
     if not isinstance(weighting, Weighting | Mapping | None):
-        way = "; a method is given by its name as method=..." if isinstance(weighting, str) else ""
+        way = f"; a method is given as method={weighting!r}" if isinstance(weighting, str) else ""
         raise ConfigError(
             "weighting must be an object such as fgn.GradNorm(), or a table of options, not "
             f"{shown(weighting)}{way}"
@@ -98,8 +98,7 @@ def chosen(given: Mapping[str, Any]) -> tuple[Weighting, Settings, list[Callback
     if method is None and weighting is None and settings.share == "none":
         return Equal(), settings, callbacks
     found = find_method(DEFAULT if method is None else method)
-    found.check_said(said(given))
-    return found.weigh(weighting), found.applied(settings), callbacks
+    return found.weigh(weighting), found.applied(settings, said(told)), callbacks
 
 
 def started(network: nn.Module | Run, clients: Sequence[Client]) -> tuple[Run | None, nn.Module]:
@@ -158,9 +157,9 @@ def divided_callbacks(callbacks: object) -> tuple[list[object], list[Callback]]:
     """
     kinds = tuple(RECORDED.values())
     if isinstance(callbacks, (Callback, *kinds)) or not isinstance(callbacks, Iterable):
-        raise ConfigError(
-            f"callbacks must be a list of fgn.Callback, not {type(callbacks).__name__}"
-        )
+        name = type(callbacks).__name__
+        one = f"; give [{name}(...)]" if isinstance(callbacks, (Callback, *kinds)) else ""
+        raise ConfigError(f"callbacks must be a list of fgn.Callback, not {name}{one}")
     options, found = list[object](), list[Callback]()
     for i, callback in enumerate(callbacks):
         if isinstance(callback, type) and issubclass(callback, (Callback, *kinds)):

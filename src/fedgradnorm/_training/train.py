@@ -15,7 +15,7 @@ from torch import nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.ranks import stoppable
-from fedgradnorm._errors import ConfigError, Interrupted
+from fedgradnorm._errors import ConfigError, FedGradNormError, Interrupted, TrainingError
 from fedgradnorm._federation.checks import aligned, check_clients, sized
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.settings import Checkpoints as CheckpointOptions
@@ -33,6 +33,7 @@ from fedgradnorm._round.settings import (
     completed,
     key_of,
     recorded,
+    ungrouped,
 )
 from fedgradnorm._runs.after.starting import Start, checked_start
 from fedgradnorm._runs.folder import Place
@@ -115,6 +116,18 @@ def train(
 
     Returns:
         A :class:`fedgradnorm.Run`.
+
+    >>> import fedgradnorm as fgn
+    >>> x = torch.randn(32, 4)
+    >>> clients = [
+    ...     fgn.Client("parity", fgn.classification(2), train=(x, torch.arange(32) % 2)),
+    ...     fgn.Client("sum", fgn.regression(1), train=(x, x.sum(dim=1))),
+    ... ]
+    >>> run = fgn.train(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), clients, rounds=2)
+    >>> run
+    Run(GradNorm: 2 clients, 2 of 2 rounds, finished)
+    >>> run.predict("sum", x).shape
+    torch.Size([32, 1])
     """
     given = dict(locals())
     weighting, settings, own = chosen({name: given[name] for name in (*CHOICES, "callbacks")})
@@ -154,7 +167,7 @@ def resume(
             manifest, "fgn.resume(folder, network, clients, weighting=...)"
         )
     options, own = divided_callbacks(callbacks)
-    for name, value in recorded(options).items():
+    for name, value in ungrouped(recorded(options)).items():
         if value != (there := getattr(settings, name)):
             raise ConfigError(
                 f"{key_of(name)} is {there!r} in the run in {folder}, not {value!r}; a run "
@@ -254,6 +267,15 @@ def _display(shows: Sequence[Show | None], trainer: Trainer) -> Iterator[Show | 
 
         def tell(event: Progress) -> None:
             for show in each:
-                show(event)
+                try:
+                    show(event)
+                except (FedGradNormError, BrokenPipeError):
+                    raise
+                except Exception as error:
+                    what = getattr(show, "__name__", type(show).__name__)
+                    raise TrainingError(
+                        f"callback {what} failed at round {event.round}: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
 
         yield tell if each else None

@@ -18,7 +18,7 @@ from torch import nn
 from fedgradnorm._client import Client
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._engines.tuning import log_personal
-from fedgradnorm._errors import ConfigError, RankLost, TrainingError, listed
+from fedgradnorm._errors import ConfigError, FedGradNormError, RankLost, TrainingError, listed
 from fedgradnorm._federation.checks import check_clients, warn_of_scale
 from fedgradnorm._federation.federation import make_federation
 from fedgradnorm._federation.heads import log_starts
@@ -267,8 +267,11 @@ class Trainer(TrainingState):
             raise failure
 
     def _report(self) -> None:
-        """Show the progress, and stop where Ctrl-C was pressed, on any rank: all stop together."""
-        interrupted = False
+        """Show the progress, and stop where Ctrl-C was pressed, on any rank: all stop together.
+
+        So they do where a function that shows the progress fails.
+        """
+        interrupted, failure = False, None
         try:
             if self.show is not None:
                 record = self.record or Record((), (), {})
@@ -284,11 +287,16 @@ class Trainer(TrainingState):
             self.interrupt()
         except KeyboardInterrupt:
             interrupted = True
+        except FedGradNormError as error:
+            failure = error
         if self.world.size > 1:
-            interrupted = any(self.world.gather(interrupted))
-        if interrupted:
+            every = self.world.gather((interrupted, failure and str(failure)))
+            interrupted = any(theirs for theirs, _ in every)
+            words = next((theirs for _, theirs in every if theirs), "")
+            failure = failure or (TrainingError(words) if words else None)
+        if interrupted or failure is not None:
             self.checkpoints.write()
-            raise KeyboardInterrupt
+            raise failure or KeyboardInterrupt
 
     def announce(self) -> None:
         """Log what is shared, where gradients are measured, and what recording costs."""

@@ -16,23 +16,13 @@ if TYPE_CHECKING:
     from fedgradnorm.data._files.splitting import Split
     from fedgradnorm.data._files.table import Table
     from fedgradnorm.data._files.target import Target
-    from fedgradnorm.data._partition import (
-        Dirichlet,
-        Iid,
-        Pathological,
-        Size,
-        partition_client,
-    )
+    from fedgradnorm.data._partition import partition_client
     from fedgradnorm.models._streamed.given import stream
 
 __all__ = [
     "Arrays",
-    "Dirichlet",
-    "Iid",
     "Images",
     "Inputs",
-    "Pathological",
-    "Size",
     "Source",
     "Split",
     "Table",
@@ -43,15 +33,14 @@ __all__ = [
     *built_in(),
 ]
 
-_PARTITION = ("Dirichlet", "Iid", "Pathological", "Size")
 _TABLE = ("Arrays", "Images", "Inputs", "Split", "Table", "Target")
 
 __getattr__ = on_demand(
     __name__,
     {name: f"{__name__}.{name}" for name in built_in()}
-    | {name: f"{__name__}._partition.{name}" for name in (*_PARTITION, "partition_client")}
     | {name: f"{__name__}._files.table.{name}" for name in _TABLE}
     | {
+        "partition_client": f"{__name__}._partition.partition_client",
         "client_from_arrays": f"{__name__}._arrays.client_from_arrays",
         "stream": "fedgradnorm.models._streamed.given.stream",
     },

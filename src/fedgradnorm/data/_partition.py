@@ -16,6 +16,7 @@ import numpy as np
 from fedgradnorm._checks import bounded, whole
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, choose
+from fedgradnorm._options import check_options, options_of
 from fedgradnorm.data._arrays import random_generator, rows_of
 from fedgradnorm.models._streamed.rows import all_targets
 
@@ -233,23 +234,37 @@ def partitioner(description: Mapping[str, Any]) -> Partitioner:
     """
     settings = dict(description)
     name = choose(str(settings.pop("name", "")), PARTITIONERS, "partitioner")
+    check_options(f"partitioner {name!r}", settings, options_of(PARTITIONERS[name]))
     try:
         return PARTITIONERS[name](**settings)
     except TypeError as error:
         raise ConfigError(f"partitioner {name!r}: {error}") from error
 
 
-def partition_client(client: Client, partitioner: Partitioner, seed: int) -> list[Client]:
+def partition_client(client: Client, how: str, *, seed: int = 0, **options: Any) -> list[Client]:
     """Clients ``name-0``, ``name-1``, ... that divide one client's training rows among them.
 
     Each keeps the whole validation and test data, and all carry one task name, so that they can
     share a weight (``weight_per="task"`` in ``train``). Rows without a label go to nobody.
 
+    Args:
+        client: whose training rows are divided.
+        how: "iid", "size", "dirichlet" or "pathological".
+        seed: decides which rows go to whom.
+        options: of ``how``, the keys of ``[data.partition.CLIENT]`` in a config: ``parts``;
+            ``sizes`` for "size"; also ``alpha`` and ``min_size`` for "dirichlet", and
+            ``classes_per_part`` for "pathological".
+
     >>> from fedgradnorm import regression
     >>> whole = Client("a", regression(1), train=(np.ones((4, 2)), np.ones(4)))
-    >>> [(part.name, part.size, part.task_name) for part in partition_client(whole, Iid(2), 0)]
+    >>> [(part.name, part.size, part.task_name) for part in partition_client(whole, "iid", parts=2)]
     [('a-0', 2, 'a'), ('a-1', 2, 'a')]
     """
+    return divided(client, partitioner({**options, "name": how}), seed)
+
+
+def divided(client: Client, partitioner: Partitioner, seed: int) -> list[Client]:
+    """The clients among whom a partitioner divides one client's training rows."""
     if client.tasks is not None or client.of is not None:
         raise DataError(
             f"client {client.owner!r} has several tasks, and its rows cannot be divided; make "
@@ -271,13 +286,13 @@ def partition_client(client: Client, partitioner: Partitioner, seed: int) -> lis
 def _class_labels(given: Labels | int, who: str) -> NDArray[Any]:
     """One class label per row, or a DataError where there are none to go by."""
     if isinstance(given, (int, np.integer)):
-        raise DataError(f"{who} divides by class and needs a label per row; use Iid or Size")
+        raise DataError(f"{who} divides by class and needs a label per row; use iid or size")
     labels = np.asarray(given)
     labels = labels.astype(str) if labels.dtype.kind == "O" else labels
     if labels.ndim != 1 or len(labels) == 0:
         raise DataError(f"{who} needs one label per row, not an array of shape {labels.shape}")
     if labels.dtype.kind == "f" and not (np.isfinite(labels) & (labels == np.rint(labels))).all():
-        raise DataError(f"{who} needs class labels, not real numbers; use Iid or Size")
+        raise DataError(f"{who} needs class labels, not real numbers; use iid or size")
     return labels
 
 

@@ -76,9 +76,9 @@ def _partitioned(
     made: list[Client] = []
     for client in clients:
         if client.name in plans:
-            from fedgradnorm.data._partition import partition_client, partitioner
+            from fedgradnorm.data._partition import divided, partitioner
 
-            made += partition_client(client, partitioner(plans[client.name]), seed)
+            made += divided(client, partitioner(plans[client.name]), seed)
         else:
             made.append(client)
     return made

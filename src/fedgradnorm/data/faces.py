@@ -26,7 +26,7 @@ from fedgradnorm.data._face_clients import (
 )
 from fedgradnorm.data._source import Source
 
-__all__ = ["clients", "generate"]
+__all__ = ["clients"]
 
 logger = logging.getLogger(__name__)
 

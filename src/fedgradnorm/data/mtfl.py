@@ -37,7 +37,7 @@ from fedgradnorm.data._files.tables import number_of, read_table
 from fedgradnorm.data._paths import find_data, opened_zip, user_path
 from fedgradnorm.data._source import Source
 
-__all__ = ["MTFL", "clients", "prepare"]
+__all__ = ["clients"]
 
 logger = logging.getLogger(__name__)
 

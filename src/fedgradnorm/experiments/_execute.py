@@ -98,7 +98,7 @@ def _trained(
     if begun:
         _check_settings(Path(folder), config)
         return continue_run(folder, network, clients, weighting=weighting, callbacks=callbacks)
-    how = keywords(config.given)
+    how = keywords(config.said)
     how["callbacks"] += callbacks
     return train(
         network, clients, method=config.method, weighting=config.weighting, folder=folder, **how

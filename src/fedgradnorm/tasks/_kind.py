@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,16 +13,14 @@ from fedgradnorm._registry import Registry
 from fedgradnorm.tasks._measures import Metric
 from fedgradnorm.tasks._missing import known
 
-OWN = "own:"
-"""How the name of a kind begins that is not ours."""
-
 
 class Kind:
     """What differs between kinds of tasks; everything else asks the task, never its kind.
 
     A kind of your own needs a ``name`` and a ``loss`` (one number a row, or one for all). The other
-    answers here are those of numbers without bounds: give those that differ. Make a task of it
-    with :func:`of_kind`. :func:`register` gives it a name that config files can use.
+    answers here are those of numbers without bounds: give those that differ. A class with a name
+    is known by it as soon as it is defined: ``of_kind("name", outputs)`` makes a task of it, as
+    ``task = "name"`` does in a config file.
     """
 
     name: ClassVar[str] = ""
@@ -33,6 +31,14 @@ class Kind:
     counted: ClassVar[bool] = False  # whether a target is one class number, not ``outputs`` numbers
     family: ClassVar[str] = ""  # whose metrics it has: multiclass, binary, multilabel or numbers
     options: ClassVar[tuple[str, ...]] = ()  # of a client's file that are for this kind alone
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" not in vars(cls):
+            return
+        if cls.loss is Kind.loss:
+            raise ConfigError(f"kind of task {cls.__name__} needs a loss(output, target)")
+        KINDS.register(cls.name, cls(), cls.__module__)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """One loss for each row of ``output`` [rows, outputs], or one number for all of them."""
@@ -96,21 +102,6 @@ class Kind:
 KINDS = Registry[Kind]("kind of task", ["fedgradnorm.tasks._kinds"])
 """Every kind of task by its name, which is what a run stores."""
 
-K = TypeVar("K", bound=type[Kind])
-
-
-def register(kind: K) -> K:
-    """Make a class of :class:`Kind` known by its name: a decorator.
-
-    Tasks of it are ``of_kind("name", outputs)``, or ``task = "name"`` in a config file.
-    """
-    if not (isinstance(kind, type) and issubclass(kind, Kind)):
-        raise ConfigError(f"register takes a class derived from fgn.tasks.Kind, not {kind!r}")
-    if not kind.name or kind.loss is Kind.loss:
-        raise ConfigError(f"kind {kind.__name__} needs a name and a loss")
-    KINDS.register(kind.name, kind(), kind.__module__)
-    return kind
-
 
 def matches(answer: Tensor, target: Tensor) -> Tensor:
     """The share of each row's labels that is right, of those that are known."""
@@ -134,6 +125,8 @@ def class_numbers(where: str, y: Tensor, classes: int) -> Tensor:
         value = y[tuple(place)].item()
         shifted = there.any() and y[there].min() >= 1 and y[there].max() == classes
         way = "; yours begin at 1: give y - 1" if shifted else ""
+        if bool(labels[wrong].ne(y[wrong]).any()):
+            way = "; numbers that are no classes are learned by fgn.regression"
         raise DataError(f"{where}: y{place} is {value}; labels must be 0 .. {classes - 1}{way}")
     return labels if bool(there.all()) else y
 
@@ -142,7 +135,10 @@ def numbers(where: str, y: Tensor, outputs: int) -> Tensor:
     """Targets [rows, outputs] as floating-point numbers; those with a shape stay as they are."""
     y = y if y.ndim >= 2 else y.reshape(len(y), -1)
     if y.shape[1] != outputs:
-        raise DataError(f"{where}: y has {y.shape[1]} numbers a row, the task {outputs}")
+        raise DataError(
+            f"{where}: y has {y.shape[1]} numbers per row, and the task {outputs} outputs; make "
+            "them equal"
+        )
     return y if y.is_floating_point() else y.to(torch.float32)
 
 

@@ -16,7 +16,6 @@ from fedgradnorm.tasks._kind import (
     matches,
     numbers,
     percent,
-    register,
 )
 from fedgradnorm.tasks._measures import (
     Metric,
@@ -37,7 +36,6 @@ from fedgradnorm.tasks._missing import has_gaps, known
 NARROWEST = 1e-3  # between two thresholds of ordered classes that a start puts apart
 
 
-@register
 class Classification(Kind):
     """One of several classes a row: softmax and cross-entropy."""
 
@@ -86,7 +84,6 @@ class Classification(Kind):
         return percent(names, [count / len(y) for count in counts])
 
 
-@register
 class Binary(Classification):
     """0 or 1 a row, from one output: sigmoid and binary cross-entropy."""
 
@@ -110,7 +107,6 @@ class Binary(Classification):
         return log_odds(y.reshape(-1, outputs), weights)
 
 
-@register
 class Multilabel(Kind):
     """Several labels a row, each 0 or 1: a sigmoid for each, and binary cross-entropy."""
 
@@ -149,7 +145,6 @@ class Multilabel(Kind):
         return percent(names, y.double().nanmean(dim=0).tolist())
 
 
-@register
 class Regression(Kind):
     """Real numbers: squared error."""
 
@@ -164,7 +159,6 @@ class Regression(Kind):
         return y.double().mean(dim=1) if type(self).baseline is Regression.baseline else None
 
 
-@register
 class Ordinal(Classification):
     """One of several classes in an order, from one output fewer: is it above class k?"""
 

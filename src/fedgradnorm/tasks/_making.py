@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.tasks._kind import KINDS, OWN, Kind
+from fedgradnorm.tasks._kind import KINDS, Kind
 from fedgradnorm.tasks._labels.label_map import LabelMap
 from fedgradnorm.tasks._measures import LossFunction, Metric
 from fedgradnorm.tasks._named_metrics import by_name
@@ -150,7 +151,7 @@ def ordinal(
 
 
 def of_kind(
-    kind: Kind | str,
+    kind: type[Kind] | str,
     outputs: int,
     *,
     metrics: Metrics | None = None,
@@ -158,19 +159,14 @@ def of_kind(
     name: str | None = None,
     shape: Shape | int = (),
 ) -> Task:
-    """A task of a kind of your own: a class derived from :class:`Kind`, with a name and a loss.
-
-    ``kind`` is an instance of it, or the name of one that :func:`register` knows.
-    """
-    if isinstance(kind, str):
-        kind = KINDS.find(kind)
-    if not isinstance(kind, Kind) or not kind.name or type(kind).loss is Kind.loss:
+    """A task of a kind of your own: a class derived from :class:`Kind`, or its name."""
+    if isinstance(kind, type) and issubclass(kind, Kind) and kind.name:
+        kind = kind.name
+    if not isinstance(kind, str):
         raise ConfigError(
-            "kind must be an instance of a class derived from fgn.tasks.Kind that has a name and a "
-            f"loss, not {kind!r}"
+            "kind must be a class derived from fgn.tasks.Kind with a name and a loss, or its name, "
+            f"not {shown(kind)}"
         )
-    if kind.name in KINDS and type(KINDS[kind.name]) is not type(kind):
-        raise ConfigError(f"a kind named {kind.name!r} is there already; give yours another name")
     return _task(kind, outputs, None, metrics, loss_scale, name, shape)
 
 
@@ -194,7 +190,7 @@ def regression(
 
 
 def _task(
-    kind: Kind | str,
+    kind: str,
     outputs: int,
     loss: LossFunction | None,
     metrics: Any,
@@ -202,17 +198,14 @@ def _task(
     name: str | None,
     shape: Shape | int,
 ) -> Task:
-    usual, first = KINDS[kind] if isinstance(kind, str) else kind, None
+    usual, first = KINDS.find(kind), None
     if isinstance(metrics, (list, tuple)) and all(isinstance(one, str) for one in metrics):
         first = next(iter(metrics), None)
         metrics = by_name(metrics, usual, outputs)
     measured = {**usual.metrics, **check_metrics(metrics)}
     own = usual.loss if loss is None else loss
     form = checked_shape(shape)
-    given = (outputs, own, measured, loss_scale, name, form)
-    if KINDS.is_builtin(usual.name):
-        return Task(usual.name, *given, judged_by=first)
-    return Task(f"{OWN}{usual.name}", *given, own_kind=usual, judged_by=first)
+    return Task(kind, outputs, own, measured, loss_scale, name, form, judged_by=first)
 
 
 def _listed(labels: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -147,7 +147,7 @@ class Named:
     def fits(self, kind: Kind) -> bool:
         if self.function is not None:
             return not self.kinds or kind.name in self.kinds
-        return kind.family in self.families and kind.name in KINDS
+        return kind.family in self.families
 
 
 METRICS = Registry[Named]("metric")

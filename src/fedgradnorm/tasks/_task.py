@@ -62,13 +62,11 @@ class Task:
     name: str | None = None
     shape: Shape = ()
     gaps: bool = False
-    own_kind: Kind | None = None
     judged_by: str | None = None
     labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.own_kind is None:
-            KINDS.find(self.kind)
+        KINDS.find(self.kind)
         least = self.form.least
         whole = isinstance(self.outputs, int) and not isinstance(self.outputs, bool)
         if not whole or self.outputs < least:
@@ -99,12 +97,12 @@ class Task:
     @property
     def form(self) -> Kind:
         """What answers for the task's kind."""
-        return self.own_kind or KINDS[self.kind]
+        return KINDS[self.kind]
 
     @property
     def has_own_loss(self) -> bool:
         """Whether the loss is not one of ours, and so may be wrong."""
-        ours = self.own_kind is None and self.loss_function == self.form.loss
+        ours = KINDS.is_builtin(self.kind) and self.loss_function == self.form.loss
         return not ours and not isinstance(self.loss_function, WeightedLoss)
 
     @property

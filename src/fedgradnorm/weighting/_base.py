@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -133,6 +134,13 @@ class Weighting(ABC):
         self.rows: dict[str, Tensor] = {}
         self.extra: dict[str, Any] = {}
         self._away: dict[str, dict[str, float]] = {}
+
+    def __repr__(self) -> str:
+        """The class, and the options that are not its defaults."""
+        known = inspect.signature(type(self)).parameters
+        given = {name: vars(self)[name] for name in known if name in vars(self)}
+        changed = [f"{name}={v!r}" for name, v in given.items() if v != known[name].default]
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     @abstractmethod
     def weigh(self, signals: Signals) -> Tensor:

@@ -14,6 +14,7 @@ from fedgradnorm._flower.federation_file import FEDERATION, FederationFile, read
 from fedgradnorm._flower.setup import init_federation
 from fedgradnorm._flower.wire.messages import Answer, Order, Refused, decode_answer, encode_answer
 from fedgradnorm._round.bounds import Bounds
+from fedgradnorm.weighting._fixed import BySize
 
 SHARED = torch.arange(4, dtype=torch.float32)
 ORDER = Order("train", "run1", "agreed", 7, 3, SHARED)
@@ -64,7 +65,7 @@ def lying(**said: float):
 
 
 def test_a_size_that_changes_is_refused_also_after_a_restart(tmp_path, caplog):
-    together = Together(tmp_path, fgn.weighting.BySize())
+    together = Together(tmp_path, BySize())
     together.exchange.tamper = lying(size=1e9)
     together.run(2)
     assert together.server.refused["side"] == 1

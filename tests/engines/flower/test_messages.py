@@ -27,6 +27,7 @@ from fedgradnorm._flower.wire.messages import (
     encode_answer,
     unpack,
 )
+from fedgradnorm.weighting._fixed import BySize
 
 SHARED = torch.arange(4, dtype=torch.float32)
 ORDER = Order("train", "run1", "agreed", 7, 3, SHARED)
@@ -155,7 +156,7 @@ def test_a_client_trusts_its_server_as_little(content):
         (fgn.GradNorm(), {"loss_ratio", "grad_norm"}),
         (fgn.GradNorm(rule="direct"), {"loss_ratio", "grad_norm"}),
         (fgn.Equal(), set()),
-        (fgn.weighting.BySize(), {"size"}),
+        (BySize(), {"size"}),
     ],
 )
 def test_nothing_leaves_a_client_but_what_the_method_needs(weighting, scalars, tmp_path):

@@ -24,6 +24,7 @@ from fedgradnorm._masking.ring import LIMBS, unpack_numbers
 from fedgradnorm._masking.roster import Phase
 from fedgradnorm._runs.layout import OWN_HISTORY
 from fedgradnorm.experiments._config.config_file import make_config
+from fedgradnorm.weighting._steady import Steady
 from masking.crowd import public_keys
 
 NAMES = [client.name for client in five()]
@@ -33,7 +34,7 @@ CASES = {
     "squared": lambda: fgn.GradNorm(rule="squared", lr=0.02),
     "relative": lambda: fgn.GradNorm(rule="relative"),
     "direct": lambda: fgn.GradNorm(rule="direct"),
-    "steady": fgn.weighting.Steady,
+    "steady": Steady,
     "static": lambda: fgn.weighting.Static(dict(zip(NAMES, (0.5, 2, 0.1, 1, 1), strict=True))),
 }
 ALL_FIVE = Patience(minimum=5, attempts=3)

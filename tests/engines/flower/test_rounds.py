@@ -19,13 +19,15 @@ from fedgradnorm._federation.heads import baseline_of
 from fedgradnorm._flower.agreement import sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.client_session import ClientSession
-from fedgradnorm.weighting import MGDA, InverseFirstLoss
+from fedgradnorm.weighting._fixed import BySize
+from fedgradnorm.weighting._gradients import MGDA
+from fedgradnorm.weighting._loss_based import InverseFirstLoss
 
 CASES = {
     "gradnorm": {},
     "many steps": {"shared_steps": 3, "head_steps": 2},
     "statistics and absence": {"make": toys.noisy_network, "participation": 0.7},
-    "by size": {"weighting": fgn.weighting.BySize, "aggregate": "by_size"},
+    "by size": {"weighting": BySize, "aggregate": "by_size"},
     "gram": {"weighting": MGDA},
     "first loss": {"weighting": InverseFirstLoss, "sends": "delta"},
 }
@@ -174,7 +176,7 @@ def test_what_is_sent_follows_from_the_method():
 
     assert sent(fgn.GradNorm()) == ("loss_ratio", "grad_norm")
     assert sent(fgn.Equal()) == ()
-    assert sent(fgn.weighting.BySize()) == ("size",)
+    assert sent(BySize()) == ("size",)
     assert sent(fgn.Equal(), aggregate="by_size") == ("size",)
     assert sent(MGDA()) == ()
     assert sent(InverseFirstLoss()) == ("loss", "loss_ratio")

@@ -43,14 +43,7 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.int64]
 
-__all__ = [
-    "TASKS",
-    "RadCom",
-    "clients",
-    "generate",
-    "prepare",
-    "read",
-]
+__all__ = ["clients"]
 
 logger = logging.getLogger(__name__)
 

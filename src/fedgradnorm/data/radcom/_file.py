@@ -67,7 +67,7 @@ def read(path: str | Path, *, on_bad: OnBad = "error", progress: Progress | None
 
     A row that can't be used (key that does not parse, unknown name, not 256 numbers, NaN or
     infinity) raises DataError; with ``on_bad="drop"`` it is left out, counted and listed in the
-    log. :func:`fedgradnorm.data.radcom.prepare` reads once and keeps the result.
+    log. ``prepare`` reads once and keeps the result.
     """
     path = Path(path)
     bad: BadRows[bytes] = BadRows(on_bad)

@@ -3,44 +3,52 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import NoneType
-from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from fedgradnorm._checks import shortened, shown
 from fedgradnorm._errors import ConfigError, did_you_mean
 from fedgradnorm._methods import METHODS
-from fedgradnorm._round.settings import ELSEWHERE, FIELDS, SWITCHES, key_of
+from fedgradnorm._round.settings import ELSEWHERE, FIELDS, GROUPS, TOP, key_of
+
+KEYS = (*TOP, *GROUPS)
+"""Keys of a config that are settings."""
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first finding; alternatives for the same key are put together."""
-    findings = error.errors(include_url=False)
-    first = findings[0]
-    place = first["loc"][:2]
-    key = ".".join(map(str, place))
+    """The first finding: the key, its value, what is allowed, and the nearest name."""
+    first = error.errors(include_url=False)[0]
+    key, name = ".".join(map(str, first["loc"])), str(first["loc"][-1])
     if first["type"] == "extra_forbidden":
-        *tables, name = first["loc"]
-        within = [] if tables else _tables_with(str(name), model)
-        if within:
+        table = _tables(model).get(str(first["loc"][0]))
+        if within := [] if table else _tables_with(name, model):
             return f"unknown key {name!r}; did you mean {within[0]!r}?"
-        return _unknown(".".join(map(str, first["loc"])), str(name), _names(model, tables))
+        return unknown_key(key, name, [*(table or model).model_fields, *([] if table else KEYS)])
     if first["type"] == "missing":
         return f"{key} is missing; give it one"
-    here = [f for f in findings if f["loc"][:2] == place]
-    wishes = list(dict.fromkeys(_wish(finding) for finding in here))
-    if key in SWITCHES:
-        wishes = ["true, false or a table of its settings"]
-    value = first["input"]
-    near = did_you_mean(value, re.findall(r"'([^']*)'", " ".join(wishes)))
-    return f"{key} = {shown(value, 200)} should be {' or '.join(wishes)}{near}"
+    text = re.sub(r"^Input should be ", "", first["msg"])
+    text = re.sub(r"^String should match pattern", "a text like", text)
+    text = re.sub(r" or (an? )?(object to extract|instance of).*", "", text)
+    text = text.replace("a valid dictionary", "a table")
+    near = did_you_mean(first["input"], re.findall(r"'([^']*)'", text))
+    return f"{key} = {shown(first['input'], 200)} should be {text}{near}"
 
 
-def _unknown(key: str, name: str, names: list[str]) -> str:
-    return f"unknown key {key!r}{did_you_mean(name, names)} (one of: {', '.join(names)})"
+def unknown_key(key: str, name: str, names: Sequence[str]) -> str:
+    setting = ELSEWHERE.get(name, name)
+    where = f"; did you mean {key_of(setting)!r}?" if setting in FIELDS else ""
+    return f"unknown key {key!r}{where or did_you_mean(name, names)} (one of: {', '.join(names)})"
+
+
+def _tables(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    found = {name: field.annotation for name, field in model.model_fields.items()}
+    return {
+        name: kind
+        for name, kind in found.items()
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+    }
 
 
 def _tables_with(name: str, model: type[BaseModel]) -> list[str]:
@@ -48,38 +56,9 @@ def _tables_with(name: str, model: type[BaseModel]) -> list[str]:
     setting = ELSEWHERE.get(name, name)
     if setting in FIELDS:
         return [key_of(setting)]
-    tables = {
-        table: kind.model_fields
-        for table, field in model.model_fields.items()
-        if isinstance(kind := _table(field.annotation), type) and issubclass(kind, BaseModel)
-    }
     options = {key for method in METHODS.values() for key in method.options()}
-    found = [f"{table}.{name}" for table, names in tables.items() if name in names]
+    found = [f"{key}.{name}" for key, table in _tables(model).items() if name in table.model_fields]
     return found + ([f"weighting.{name}"] if name in options else [])
-
-
-def _names(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
-    """The keys of the table at ``place``."""
-    kind: Any = model
-    for part in place:
-        any_name = get_origin(kind) is dict
-        kind = get_args(kind)[1] if any_name else _table(kind.model_fields[str(part)].annotation)
-    return list(kind.model_fields)
-
-
-def _table(annotation: Any) -> Any:
-    """The model of a table that may be left out, or the annotation itself."""
-    if get_origin(annotation) is dict:
-        return annotation
-    models = [kind for kind in get_args(annotation) if kind is not NoneType]
-    return models[0] if len(models) == 1 else annotation
-
-
-def _wish(finding: Mapping[str, Any]) -> str:
-    text = re.sub(r"^Input should be ", "", finding["msg"])
-    text = re.sub(r"^String should match pattern", "a text like", text)
-    text = text.replace("a valid dictionary", "a table")
-    return re.sub(r" or (an? )?(object to extract|instance of).*", "", text)
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -23,18 +23,17 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationError,
-    create_model,
-    model_validator,
 )
 from torch import nn
 
 from fedgradnorm._checks import names, shortened
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm._methods import DEFAULT, Method, find_method
+from fedgradnorm._methods import DEFAULT, find_method
 from fedgradnorm._privacy.terms import Privacy, privacy_of
 from fedgradnorm._round.settings import (
     FIELDS,
+    GROUP_OF,
     GROUPS,
     SWITCHES,
     TOP,
@@ -48,7 +47,7 @@ from fedgradnorm._runs.layout import CHECKPOINT, MANIFEST
 from fedgradnorm._toml import check_plain, overridden, put, read_toml, to_toml
 from fedgradnorm._training.trackers import Tracking
 from fedgradnorm.data._sources import DataProgress, anchored, load_clients
-from fedgradnorm.experiments._config.config_errors import blaming, explain
+from fedgradnorm.experiments._config.config_errors import blaming, explain, unknown_key
 from fedgradnorm.experiments._config.named_networks import (
     build_network,
     check_imports,
@@ -130,67 +129,11 @@ class CompareTable(Strict):
         return found
 
 
-class _Nullable(Strict):
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, data: Any) -> Any:
-        """TOML has no null: ``batch_size = "none"`` says that there is no such limit.
-
-        ``keep_best = true`` is a table with nothing in it, and ``false`` is none.
-        """
-        if not isinstance(data, dict):
-            return data
-        read: dict[str, Any] = {
-            key: ({} if data[key] else None) for key in SWITCHES if isinstance(data.get(key), bool)
-        }
-        hints = {key: field.annotation for key, field in cls.model_fields.items()}
-        return {
-            key: None if value == "none" and NoneType in get_args(hints.get(key)) else value
-            for key, value in {**data, **read}.items()
-        }
+NULLABLE = {name for name, kind in get_type_hints(Settings).items() if NoneType in get_args(kind)}
+"""Settings that may be None, which TOML writes as "none"."""
 
 
-def _unsaid(method: Method, name: str) -> tuple[Any, Any]:
-    """The values that a config need not say: the method's own, and the default that means it."""
-    return method.settings[name], FIELDS[name].default
-
-
-def _declared(kind: type, names: Iterable[str]) -> dict[str, Any]:
-    """Fields of a group, or of all settings, as those of a pydantic model."""
-    hints, known = get_type_hints(kind), {one.name: one for one in fields(kind)}
-    return {
-        name: (
-            hints[name],
-            Field(default=known[name].default, description=known[name].metadata["text"]),
-        )
-        for name in names
-    }
-
-
-def _group(name: str) -> Any:
-    """The table of a group, as the field of a pydantic model."""
-    kind = GROUPS[name]
-    declared = _declared(kind, [one.name for one in fields(kind)])
-    table: Any = create_model(kind.__name__, __base__=_Nullable, **declared)
-    summary = str(kind.__doc__).partition("\n")[0]
-    about = summary[:1].lower() + summary[1:-1]
-    if name in SWITCHES:
-        return table | None, Field(default=None, description=about)
-    return table, Field(default=table(), description=about)
-
-
-if TYPE_CHECKING:
-    _Chosen = _Nullable
-else:
-    _Chosen = create_model(
-        "_Chosen",
-        __base__=_Nullable,
-        **_declared(Settings, TOP),
-        **{name: _group(name) for name in GROUPS},
-    )
-
-
-class Config(_Chosen):
+class Config(Strict):
     """One run, checked as far as it can be without its data."""
 
     name: str = Field(
@@ -203,9 +146,6 @@ class Config(_Chosen):
         "tasks, executors or history columns; the working folder is searched, too",
     )
     method: str = Field(default=DEFAULT, description="one that ``fedgradnorm methods`` lists")
-    seed: int = Field(
-        default=0, ge=0, lt=2**63, description="decides data, network, heads, batches, participants"
-    )
     data: DataTable = Field(description="where clients come from")
     network: NetworkTable = Field(description="the shared network")
     weighting: dict[str, Any] = Field(default={}, description="options of the method's weighting")
@@ -225,6 +165,7 @@ class Config(_Chosen):
     own: dict[str, Any] = Field(
         default={}, description="written by a comparison: the settings of this run only"
     )
+    _said: dict[str, Any] = PrivateAttr({})
     _origin: str = PrivateAttr("")
     _allow: tuple[str, ...] = PrivateAttr(())  # never from a file: who reads the config gives it
 
@@ -234,30 +175,34 @@ class Config(_Chosen):
         return self._allow
 
     @property
-    def settings(self) -> Settings:
-        """The training settings, with what the method fixes and the seed."""
-        return find_method(self.method).applied(Settings(**self.given))
+    def seed(self) -> int:
+        """What decides data, network, heads, batches and participants."""
+        return self.settings.seed
 
     @property
-    def given(self) -> dict[str, Any]:
-        """The training settings by name, without what the method fixes or sets by itself."""
-        tables = {g: None if (t := getattr(self, g)) is None else dict(t) for g in GROUPS}
-        found = ungrouped({**{name: getattr(self, name) for name in TOP}, **tables})
-        own = find_method(self.method).tunable
-        return {n: v for n, v in found.items() if n not in own or v != FIELDS[n].default}
+    def settings(self) -> Settings:
+        """The training settings, with those of the method and the seed."""
+        return find_method(self.method).applied(Settings(**self.said), self.said)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The training settings that the file gives, by name."""
+        return dict(self._said)
 
     def table(self) -> dict[str, Any]:
         """The resolved config as plain values, defaults included; what the method fixes is not."""
-        method = find_method(self.method)
+        method, given = find_method(self.method), self.said
+        own = {name: method.settings[name] for name in method.tunable}
         unsaid = [n for n in ("point", "own", "privacy", "imports") if not getattr(self, n)]
         dumped = self.model_dump(exclude={"compare", "sweep", *unsaid})
-        flat = ungrouped({name: dumped.pop(name) for name in (*TOP, *GROUPS)})
+        off = {name for name, group in GROUP_OF.items() if group in SWITCHES}  # unless given
+        flat = {n: given.get(n, FIELDS[n].default) for n in FIELDS if n in given or n not in off}
         said = grouped(
             {
                 name: "none" if value is None else value
                 for name, value in flat.items()
                 if name not in method.fixes
-                and (name not in method.tunable or value not in _unsaid(method, name))
+                and (name not in own or given.get(name, own[name]) != own[name])
                 and (value is not None or FIELDS[name].default is not None)
             }
         )
@@ -291,7 +236,6 @@ class Config(_Chosen):
             named = {"point": dict(point or {}), "own": dict(own or {})}
             table = {**for_method(self.table(), method), "seed": seed, **named}
             changed = {**(changes or {}), **named["own"]}
-            find_method(method).check_said(changed)
             for key, value in changed.items():
                 put(table, key, copy.deepcopy(value))  # of which a point may change a part
             return make_config(table, self._origin, self._allow)
@@ -328,28 +272,21 @@ def load_config(
             changed = overridden(for_method(raw, changed["method"]), overrides)
         if isinstance(changed.get("data"), dict):
             changed["data"] = _anchored(changed["data"], path.parent)
-        config = make_config(beside(changed, path.parent), origin, allow)
-        same = config.method == raw.get("method", config.method)
-        find_method(config.method).check_said(
-            _dotted(changed if same else overridden({}, overrides))
-        )
-        return config
-
-
-def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in the groups of a config's table, by dotted key."""
-    groups = {group: given for group in GROUPS if isinstance(given := table.get(group), Mapping)}
-    return {f"{group}.{key}": v for group, given in groups.items() for key, v in given.items()}
+        return make_config(beside(changed, path.parent), origin, allow)
 
 
 def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str] = ()) -> Config:
     """A checked config from plain values; ``origin`` precedes errors found later."""
     check_plain(table)
     import_modules(table.get("imports", []))  # in a worker process, they are not there yet
+    settings = {key: value for key, value in table.items() if key in (*TOP, *GROUPS)}
     try:
-        config = Config.model_validate(dict(table))
+        config = Config.model_validate({k: v for k, v in table.items() if k not in settings})
     except ValidationError as error:
         raise ConfigError(explain(error, Config)) from None
+    config._said = said = _said(settings)
+    made = Settings(**said)
+    config._said = {n: v if n == "personalize" else getattr(made, n) for n, v in said.items()}
     method = find_method(config.method)
     method.build(config.weighting)
     terms_of(config.privacy)
@@ -361,10 +298,23 @@ def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str]
     return config
 
 
+def _said(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a config's table, by name."""
+    for group, given in table.items():
+        if group in GROUPS and isinstance(given, Mapping):
+            own = [one.name for one in fields(GROUPS[group])]
+            for name in given:
+                if name not in own:
+                    raise ConfigError(unknown_key(f"{group}.{name}", name, own))
+    flat = ungrouped(table).items()
+    return {name: None if value == "none" and name in NULLABLE else value for name, value in flat}
+
+
 def for_method(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     """``table`` with another method: what that one does not take, or fixes itself, is left out.
 
-    So is what was tuned of the method before: with FedProx's mu, FedRep would be FedProx.
+    So is what was tuned of the method before: with FedProx's mu, FedRep would be FedProx. And a
+    default that ``table`` lists is not meant for a method that presets another value.
     """
     for key in ("weighting", *GROUPS):
         if not isinstance(table.get(key, {}), (Mapping, bool) if key in SWITCHES else Mapping):
@@ -374,12 +324,18 @@ def for_method(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     weighting = dict(table.get("weighting", {}))
     before.build(weighting)  # a misspelt option must not vanish unseen
     gone = {*after.fixes, *({*before.tunable} - {*after.tunable})}
+    preset = {} if before == after else {name: FIELDS[name].default for name in after.tunable}
+
+    def stays(key: str, value: Any) -> bool:
+        name = name_of(key)
+        return name not in gone and (name not in preset or value != preset[name])
+
     kept = {
-        key: {k: v for k, v in value.items() if name_of(f"{key}.{k}") not in gone}
+        key: {k: v for k, v in value.items() if stays(f"{key}.{k}", v)}
         if key in GROUPS and isinstance(value, Mapping)
         else value
         for key, value in table.items()
-        if name_of(key) not in gone
+        if stays(key, value)
     }
     taken = {key: value for key, value in weighting.items() if key in after.options()}
     return {**kept, "method": name, "weighting": taken}
