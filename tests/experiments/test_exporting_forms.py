@@ -18,7 +18,6 @@ from data.small_tables import client_from_files
 
 pytestmark = pytest.mark.slow
 
-ENDS = ("pt2", "onnx")
 GENERATOR = np.random.default_rng(0)
 LENGTHS = np.arange(20) % 5 + 1
 FRAME = pd.DataFrame({"visit": np.repeat(np.arange(20), LENGTHS)})
@@ -47,19 +46,12 @@ class Both(nn.Module):
 
 
 def answer(path: Path, x: Tensor) -> Tensor:
-    """What the program says, asked without this library."""
-    if path.suffix == ".pt2":
-        return torch.export.load(path).module()(x)
-    runtime = pytest.importorskip("onnxruntime")
-    session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    return torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+    return torch.export.load(path).module()(x)
 
 
-@pytest.fixture(params=ENDS)
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    if request.param == "onnx":
-        pytest.importorskip("onnxscript")
-    return tmp_path / f"one.{request.param}"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "one.pt2"
 
 
 def trained(network: nn.Module, client: fgn.Client) -> fgn.Run:
@@ -82,11 +74,10 @@ def test_columns_in_groups_are_one_table_of_the_program(path: Path) -> None:
     run.export("a", path)
     codes = torch.tensor([[1e6, 1.0, 3.0], [1e6 + 9, 0.0, 8.0]], dtype=torch.float64)
     torch.testing.assert_close(answer(path, codes), run.predict("a", codes, outputs=True))
-    if path.suffix == ".pt2":
-        with zipfile.ZipFile(path) as file:
-            (name,) = [name for name in file.namelist() if name.endswith("columns.json")]
-            columns = json.loads(file.read(name))
-        assert [column.get("group") for column in columns] == ["sensors", "sensors", "words"]
+    with zipfile.ZipFile(path) as file:
+        (name,) = [name for name in file.namelist() if name.endswith("columns.json")]
+        columns = json.loads(file.read(name))
+    assert [column.get("group") for column in columns] == ["sensors", "sensors", "words"]
 
 
 def test_named_arrays_and_sequences_are_refused_with_a_way_out(tmp_path: Path) -> None:
