@@ -51,9 +51,7 @@ def report(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client to export.")],
-    path: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The file, such as model.pt2.")
-    ],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file, such as model.pt2.")],
 ) -> None:
     """Write one client of a run as one program that takes raw inputs.
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def write_tensors(
 ) -> None:
     """Write tensors by name, a text and a checksum of both as one safetensors file.
 
-    A list of tensors of one shape is written as one, stacked, without a copy in memory.
+    A list of tensors is written as one, along their first axis, without a copy in memory.
     ``run`` is the identity of the run that the file belongs to: together with the file's name it
     keeps files of different runs, or of different clients, from being taken for each other.
     safetensors itself would copy all tensors twice, and write two entries of metadata in an order
@@ -88,8 +88,7 @@ def write_tensors(
         name: [one.detach().cpu().contiguous() for one in ([t] if isinstance(t, Tensor) else t)]
         for name, t in tensors.items()
     }
-    stacked = {name for name, t in tensors.items() if not isinstance(t, Tensor)}
-    header = _header(plain, stacked)
+    header = _header(plain)
     body = [_bytes(one) for name in header for one in plain[name]]
     bound = f"{run} {path.name}" if run else ""
     metadata = {"note": note, BOUND: bound, CHECKSUM: _checksum(header, note + bound, body)}
@@ -98,12 +97,14 @@ def write_tensors(
     write_atomically(path, [len(text).to_bytes(8, "little"), text, *body], previous)
 
 
-def _header(tensors: Mapping[str, Sequence[Tensor]], stacked: Collection[str]) -> dict[str, Any]:
+def _header(tensors: Mapping[str, Sequence[Tensor]]) -> dict[str, Any]:
     """What safetensors says of these tensors, in its order: large kinds of numbers first."""
     found, start = dict[str, Any](), 0
     for name in sorted(tensors, key=lambda name: (_KINDS.index(tensors[name][0].dtype), name)):
-        first, end = tensors[name][0], start + sum(one.nbytes for one in tensors[name])
-        shape = [len(tensors[name])] * (name in stacked) + list(first.shape)
+        first, *more = tensors[name]
+        shape, end = list(first.shape), start + sum(one.nbytes for one in tensors[name])
+        if more:
+            shape[0] += sum(len(one) for one in more)
         found[name] = {"dtype": _CALLED[first.dtype], "shape": shape, "data_offsets": [start, end]}
         start = end
     return found

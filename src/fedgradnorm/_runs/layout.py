@@ -50,8 +50,8 @@ WATCHED = "wandb-runs"
 
 FEDERATION, CLIENTS, LINK_DATABASE = "federation.toml", "clients", "superlink.db"
 REGISTERED, REVOKED, STATUS = "registered", "revoked", "status.json"
-"""In a federation's folder: its participants, their folders, Flower's database, the clients' public keys, the
-revoked ones, and the status of the run."""
+"""In a federation's folder: its participants and their folders, Flower's database, the clients'
+public keys, the revoked ones, and the status of the run."""
 
 CLIENT, AGREED, JOIN_LOG = "client.toml", "run.toml", "join.log"
 """In a client's own folder: who it is, the run it agreed to, and what ``join`` said."""
@@ -78,6 +78,7 @@ REVEALED = "revealed"
 
 TEMPORARY = ".*.tmp"
 """The pattern of files that are being written, or that a kill has left."""
+
 
 def temporary(path: Path) -> Path:
     """Where this process writes what will become ``path``."""

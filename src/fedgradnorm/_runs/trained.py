@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
@@ -21,6 +22,9 @@ from fedgradnorm.tasks._positions import Shape
 
 Tensors = dict[str, Tensor]
 """What is a client's own, by names such as ``head.weight``, ``buffers.mean``, ``stem.0.bias``."""
+
+BLOCK = 1000
+"""Clients whose tensors are put into one."""
 
 
 @dataclass
@@ -103,7 +107,9 @@ class StackedClients(Mapping[str, TrainedClient]):
 
         def tensors(name: str) -> Tensors:
             weight, bias, row = place[name]
-            return own_tensors(clients[name].scaling, head={"weight": weight[row], "bias": bias[row]})
+            return own_tensors(
+                clients[name].scaling, head={"weight": weight[row], "bias": bias[row]}
+            )
 
         def make(name: str, own: Tensors) -> TrainedClient:
             head = linear_of(own["head.weight"].clone(), own["head.bias"].clone())
@@ -134,17 +140,20 @@ def write_models(
     if shared is not None:
         write_tensors(folder / NETWORK, dict(shared.state_dict()), run=run)
     groups: dict[Any, tuple[list[str], list[Tensors]]] = {}
+    tensors = clients.tensors if isinstance(clients, StackedClients) else None
     for name in clients:
-        many = isinstance(clients, StackedClients)
-        own = clients.tensors(name) if many else clients[name].tensors()
+        own = tensors(name) if tensors is not None else clients[name].tensors()
         form = tuple((key, tensor.dtype, tensor.shape) for key, tensor in own.items())
-        names, rows = groups.setdefault(form, ([], []))
+        names, blocks = groups.setdefault(form, ([], []))
         names.append(name)
-        rows.append(own)
+        blocks.append({key: tensor[None] for key, tensor in own.items()})
+        if len(names) % BLOCK == 0:  # many small tensors would take more memory than their numbers
+            one = {key: torch.cat([block[key] for block in blocks[-BLOCK:]]) for key in own}
+            blocks[-BLOCK:] = [one]
     stacks = {
-        f"{group}.{key}": [own[key] for own in rows]
-        for group, (_, rows) in enumerate(groups.values())
-        for key in rows[0]
+        f"{group}.{key}": [block[key] for block in blocks]
+        for group, (_, blocks) in enumerate(groups.values())
+        for key in blocks[0]
     }
     write_tensors(folder / HEADS, stacks, json.dumps([names for names, _ in groups.values()]), run)
 
@@ -156,10 +165,12 @@ def read_clients(folder: Path, run: str) -> tuple[list[str], Callable[[str], Ten
     stacks: dict[int, Tensors] = {}
     try:
         for key, stack in tensors.items():
-            group, _, own = key.partition(".")
-            stacks.setdefault(int(group), {})[own] = stack
+            group, _, rest = key.partition(".")
+            stacks.setdefault(int(group), {})[rest] = stack
         groups = json.loads(note)
-        place = {str(name): (g, k) for g, names in enumerate(groups) for k, name in enumerate(names)}
+        place = {
+            str(name): (g, k) for g, names in enumerate(groups) for k, name in enumerate(names)
+        }
         lengths = {(g, len(stack)) for g, own in stacks.items() for stack in own.values()}
         if lengths - {(g, len(names)) for g, names in enumerate(groups)}:
             raise ValueError("its rows do not fit the names of its clients")
