@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean
 from typing import Any
 
@@ -71,13 +72,9 @@ def estimate(values: Sequence[float], overlap: float = 0.0) -> Estimate:
     return Estimate(fmean(values), half, count)
 
 
-_QUANTILES: dict[int, float] = {}
-
-
+@cache
 def _t_quantile(freedom: int) -> float:
-    if freedom not in _QUANTILES:
-        _QUANTILES[freedom] = float(_scipy_stats().t.ppf(0.975, freedom))
-    return _QUANTILES[freedom]
+    return float(_scipy_stats().t.ppf(0.975, freedom))
 
 
 def paired_p(ours: Sequence[float], theirs: Sequence[float], overlap: float = 0.0) -> float:
