@@ -84,7 +84,7 @@ def same_rows(one: StoredRun, other: StoredRun) -> bool:
     """Whether nothing that is known of both runs' rows tells them apart."""
     if one.prints == other.prints and one.prints and None not in one.prints.values():
         return True
-    ours, theirs = _clients(one), _clients(other)
+    ours, theirs = one.part("clients"), other.part("clients")
     if ours and theirs and list(ours) != list(theirs):
         return False
     return not any(
@@ -96,7 +96,7 @@ def same_rows(one: StoredRun, other: StoredRun) -> bool:
 
 def fingerprint(run: StoredRun) -> str:
     """The values that all clients held, as one hash; empty of a run that did not store them."""
-    clients = _clients(run)
+    clients = run.part("clients")
     known = [client.get("fingerprint") for client in clients.values()]
     return digest([list(clients), known]) if known and None not in known else ""
 
@@ -158,7 +158,7 @@ def _data(run: StoredRun) -> Facts:
     table = run.config.get("data")
     if isinstance(table, dict):
         return _flat(table)
-    clients = _clients(run)
+    clients = run.part("clients")
     shown = ("kind", "outputs", "task", "inputs")
     who = {name: {k: c[k] for k in shown if k in c} for name, c in clients.items()}
     scales = {n: c["loss_scale"] for n, c in clients.items() if c.get("loss_scale", 1.0) != 1.0}
@@ -169,13 +169,11 @@ def _data(run: StoredRun) -> Facts:
 
 def _privacy(run: StoredRun) -> Facts:
     """What clients promised: once where all promised the same, else by client."""
-    tables = {name: c["privacy"] for name, c in _clients(run).items() if c.get("privacy")}
-    alike = len(tables) == len(_clients(run)) and len({frozen(t) for t in tables.values()}) == 1
+    tables = {name: c["privacy"] for name, c in run.part("clients").items() if c.get("privacy")}
+    alike = (
+        len(tables) == len(run.part("clients")) and len({frozen(t) for t in tables.values()}) == 1
+    )
     return _flat(next(iter(tables.values())) if alike else tables)
-
-
-def _clients(run: StoredRun) -> dict[str, dict[str, Any]]:
-    return {name: c for name, c in run.part("clients").items() if isinstance(c, dict)}
 
 
 def _network(run: StoredRun) -> Facts:
