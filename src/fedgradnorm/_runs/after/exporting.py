@@ -74,9 +74,7 @@ def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:
 
 def _target(name: str, path: str | Path) -> Path:
     target = Path(path)
-    why = "it must end with .pt2"
-    if target.suffix == ".onnx":
-        why += ", which torch.onnx.export turns into an ONNX model"
+    why = "it must end with .pt2, which torch.onnx.export turns into an ONNX model"
     why = "" if target.suffix == ".pt2" else why
     with writing(target, ELSEWHERE):
         why = f"there is no folder {target.parent}" if not target.parent.is_dir() else why
