@@ -16,5 +16,5 @@ def rank() -> int:
 
 
 def is_leader() -> bool:
-    """Whether this process may write and speak."""
+    """Whether this process writes files and prints."""
     return rank() == 0

@@ -13,8 +13,6 @@ import fedgradnorm as fgn
 
 pytestmark = pytest.mark.slow
 
-ENDS = ("pt2", "onnx")
-
 
 class Both(nn.Module):
     """Numbers along with words, of rows or of steps."""
@@ -35,19 +33,12 @@ class Both(nn.Module):
 
 
 def answer(path: Path, x: Tensor) -> Tensor:
-    """What the program says, asked without this library."""
-    if path.suffix == ".pt2":
-        return torch.export.load(path).module()(x)
-    runtime = pytest.importorskip("onnxruntime")
-    session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    return torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+    return torch.export.load(path).module()(x)
 
 
-@pytest.fixture(params=ENDS)
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    if request.param == "onnx":
-        pytest.importorskip("onnxscript")
-    return tmp_path / f"one.{request.param}"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "one.pt2"
 
 
 def trained(network: nn.Module, client: fgn.Client) -> fgn.Run:

@@ -39,7 +39,7 @@ def spoiled(whole: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["checkpoint.safetensors", "network.safetensors", "clients/side.safetensors"]
+    "name", ["checkpoint.safetensors", "network.safetensors", "heads.safetensors"]
 )
 def test_no_flipped_bit_gives_other_content(spoiled: Path, name: str) -> None:
     path, chance = spoiled / name, random.Random(0)
@@ -202,7 +202,7 @@ PLACES: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     "name",
-    ["run.json", "metrics.csv", "network.safetensors", "clients/side.safetensors"],
+    ["run.json", "metrics.csv", "network.safetensors", "heads.safetensors"],
 )
 def test_what_is_no_file_is_refused_at_once(spoiled: Path, name: str, place: str) -> None:
     (spoiled / name).unlink()

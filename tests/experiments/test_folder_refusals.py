@@ -87,7 +87,7 @@ SPOILED = {
     "table a folder": (replaced("metrics.csv", Path.mkdir), "Is a directory"),
     "run.json a pipe": (replaced("run.json", os.mkfifo), "not a regular file"),
     "lock elsewhere": (replaced(".lock", lambda p: p.symlink_to("/nowhere/at/all")), "be written"),
-    "clients a file": (lambda f: (f / "clients").write_text(""), "clients is not a folder"),
+    "rows a file": (lambda f: (f / "rows").write_text(""), "rows is not a folder"),
 }
 
 

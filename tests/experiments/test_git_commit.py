@@ -48,3 +48,13 @@ def test_a_run_says_which_device_auto_turned_out_to_be(tmp_path):
     found = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     assert run.manifest["versions"]["device"] == found
     assert f"on {found}" in made_when([read_run(tmp_path / "run")])
+
+
+def test_a_working_folder_that_was_removed_stops_no_training(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    run = fgn.train(toys.network(), toys.clients(), rounds=1, folder=tmp_path / "run")
+    assert run.finished
+    assert "commit" not in run.manifest["versions"]

@@ -39,12 +39,3 @@ def test_temporary_files_are_found_by_their_pattern(tmp_path: Path) -> None:
     layout.temporary(tmp_path / layout.METRICS).touch()
     (tmp_path / layout.METRICS).touch()
     assert list(tmp_path.glob(layout.TEMPORARY)) == [layout.temporary(tmp_path / layout.METRICS)]
-
-
-def test_any_client_has_a_file_of_its_own_in_the_folder(tmp_path: Path) -> None:
-    names = ["a", "a/b", "../a", "a b", "é", "x" * 400, "x" * 401]
-    files = {layout.client_file(tmp_path, name) for name in names}
-    assert len(files) == len(names)
-    for file in files:
-        assert file.parent == tmp_path / layout.CLIENTS
-        assert len(file.name.encode()) < 200

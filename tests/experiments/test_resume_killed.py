@@ -35,18 +35,18 @@ def test_killed_at_five_random_moments_it_ends_the_same(
 
 @pytest.mark.slow
 def test_killed_inside_its_writes_it_ends_the_same(tmp_path: Path, uninterrupted: Path) -> None:
-    folder, first_head = tmp_path / "run", ROUNDS - 6 + 2
+    folder, heads = tmp_path / "run", ROUNDS - 6 + 2
     places = [("half", 1), ("half", 2), ("unnamed", 5), ("after", 3), ("between", 2)]
-    places += [("half", first_head - 1)]
+    places += [("half", heads - 1)]
     rounds = []
     for where, at in places:
         with training(folder, where, str(at)) as process:
             assert process.stdout is not None
             rounds.append(len(process.stdout.read().splitlines()))
             assert process.wait() == -signal.SIGKILL
-    # in run.json, checkpoints, and the first head
+    # in run.json, checkpoints, and the file of all heads
     assert rounds == [0, 0, 3, 2, 1, ROUNDS - 7]
-    with pytest.raises(fgn.RunFolderError, match="no such file"):
+    with pytest.raises(fgn.RunFolderError, match="holds no trained network yet"):
         fgn.load(folder)
     assert go(folder).finished
     assert_equal_to_the_bit(folder, uninterrupted)

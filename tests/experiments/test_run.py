@@ -159,8 +159,6 @@ def test_any_client_name_is_safe(tmp_path: Path) -> None:
     run = fgn.train(toys.network(), clients, rounds=2, folder=tmp_path / "in" / "run")
     written = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*")}
     assert written == {"in"}
-    heads = list((tmp_path / "in" / "run" / "clients").iterdir())
-    assert len(heads) == len(NAMES)
     loaded = fgn.load(tmp_path / "in" / "run")
     assert list(loaded.clients) == NAMES
     assert_same_predictions(run, loaded)
@@ -245,8 +243,8 @@ def test_the_manifest_tells_how_to_make_the_run_again() -> None:
         (lambda f: (f / "run.json").write_text("{"), "is damaged"),
         (lambda f: (f / "run.json").write_text("[]"), "cannot read"),
         (lambda f: (f / "run.json").write_text('{"format": 99}'), "cannot read"),
-        (lambda f: (f / "clients" / "side.safetensors").unlink(), "no such file"),
-        (lambda f: (f / "clients" / "side.safetensors").write_bytes(b"x"), "is damaged"),
+        (lambda f: (f / "heads.safetensors").unlink(), "no trained network"),
+        (lambda f: (f / "heads.safetensors").write_bytes(b"x"), "is damaged"),
         (lambda f: (f / "network.safetensors").write_bytes(b""), "is damaged"),
         (lambda f: (f / "network.safetensors").unlink(), "lost its network.safetensors"),
         (lambda f: (f / "metrics.csv").unlink(), "metrics.csv is missing"),

@@ -31,7 +31,9 @@ def test_paired_p_is_scipys(pairs):
 
 def test_paired_p_where_there_is_no_spread_or_nothing_to_test():
     assert paired_p([1.0, 2.0], [1.0, 2.0]) == 1.0
-    assert paired_p([1.0, 2.0], [0.0, 1.0]) == 0.0
+    assert paired_p([1.0, 2.0], [0.0, 1.0]) == 0.5  # of two seeds with one and the same difference
+    assert paired_p([0.1 + 0.2, 0.6], [0.2, 0.5]) == 0.5  # which rounding makes no larger
+    assert paired_p([1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 2.0, 3.0]) == 0.125
     assert math.isnan(paired_p([1.0], [2.0]))
     assert math.isnan(paired_p([1.0, math.nan], [2.0, 1.0]))
 

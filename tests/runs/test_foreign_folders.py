@@ -84,7 +84,7 @@ def test_a_linked_file_is_neither_read_nor_written(folder: Path, tmp_path: Path,
     assert victim.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["clients", "rows"])
+@pytest.mark.parametrize("name", ["tensorboard", "rows"])
 def test_a_linked_folder_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -113,7 +113,7 @@ def test_a_checkpoint_of_another_run_is_refused(folder: Path, tmp_path: Path) ->
         resume(folder)
 
 
-@pytest.mark.parametrize("source", ["network.safetensors", "clients/corner.safetensors"])
+@pytest.mark.parametrize("source", ["network.safetensors", "heads.safetensors"])
 def test_models_of_another_run_are_refused(tmp_path: Path, source: str) -> None:
     train(tmp_path / "one")
     train(tmp_path / "two", seed=1)
@@ -156,12 +156,9 @@ def test_a_copy_of_a_file_of_rows_is_nobody_s_business(tmp_path: Path) -> None:
     assert (folder / "rows" / copy).read_text() == "mine"
 
 
-def test_exchanged_heads_are_refused(tmp_path: Path) -> None:
+def test_an_exchanged_file_of_the_same_run_is_refused(tmp_path: Path) -> None:
     train(tmp_path / "run")
-    first, second, *_ = sorted((tmp_path / "run" / "clients").iterdir())
-    first.rename(tmp_path / "spare")
-    second.rename(first)
-    (tmp_path / "spare").rename(second)
+    shutil.copy(tmp_path / "run" / "network.safetensors", tmp_path / "run" / "heads.safetensors")
     with pytest.raises(fgn.RunFolderError, match="belongs to another run or client"):
         fgn.load(tmp_path / "run")
 

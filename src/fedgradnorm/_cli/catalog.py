@@ -65,7 +65,7 @@ def methods(
         for method in found[needs]:
             private = "  *" if method.beyond_sums and needs in ("", "loss", "loss, norm") else ""
             say(f"  {method.name:<{width}}  {method.summary}{private}")
-    say("* not in a private federation, nor are the methods of the last two groups")
+    say("* not available in a private federation; neither are the last two groups")
     say("Sources, equations, costs and options: fedgradnorm methods NAME")
 
 

@@ -30,9 +30,9 @@ QUICK = ("data.samples=12000", "lr=1e-3")
 AGAIN = "fedgradnorm demo (from the start)"
 
 BEFORE = """\
-Four clients share one network; each learns another thing from radio signals (synthetic):
-modulation (6 classes), signal type (8), anomaly (2), and the SNR in dB, by regression.
-The SNR's squared error starts above 100, the other losses near 1 and 2."""
+Four clients share one network; each learns a different task from radio signals
+(synthetic): modulation (6 classes), signal type (8), anomaly (2), and, by regression,
+the SNR in dB. The SNR's squared error starts above 100, the other losses near 1 and 2."""
 
 
 def demo(
@@ -43,7 +43,7 @@ def demo(
         bool, typer.Option("--quick", help="A fifth of the examples and a larger learning rate.")
     ] = False,
 ) -> None:
-    """Train three methods on four embedded signal tasks and show what the weights are for.
+    """Train three methods on four radio-signal tasks and show what the weights are for.
 
     Takes about a minute on two cores, half of it with --quick, and needs no download.
     `fedgradnorm configs demo` prints its config; to train one method on it, use

@@ -51,20 +51,17 @@ def report(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client to export.")],
-    path: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The file, such as model.pt2 or model.onnx.")
-    ],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file, such as model.pt2.")],
 ) -> None:
     """Write one client of a run as one program that takes raw inputs.
 
-    It holds the scaling, the network, the client's statistics and its head. A .pt2 file needs
-    PyTorch alone: `torch.export.load("model.pt2").module()(x)`. A .onnx file has input x and output
-    y. It is read back and compared with the run before it is written.
+    It holds the scaling, the network, the client's statistics and its head, and needs PyTorch
+    alone: `torch.export.load("model.pt2").module()(x)`. `torch.onnx.export` turns it into an ONNX
+    model. The program is compared with the run before it is written.
 
-    Examples:
+    Example:
 
     - `fedgradnorm export runs/radcom-fedgradnorm-seed0 modulation model.pt2`
-    - `fedgradnorm export runs/radcom-fedgradnorm-seed0 modulation model.onnx`
     """
     from fedgradnorm._runs.loading import load
 

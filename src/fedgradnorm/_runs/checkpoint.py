@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,21 +71,25 @@ def _keep(path: Path, previous: Path) -> None:
 
 def write_tensors(
     path: Path,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor | Sequence[Tensor]],
     note: str = "",
     run: str = "",
     previous: Path | None = None,
 ) -> None:
     """Write tensors by name, a text and a checksum of both as one safetensors file.
 
+    A list of tensors is written as one, along their first axis, without a copy in memory.
     ``run`` is the identity of the run that the file belongs to: together with the file's name it
     keeps files of different runs, or of different clients, from being taken for each other.
     safetensors itself would copy all tensors twice, and write two entries of metadata in an order
     that changes from process to process.
     """
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain = {
+        name: [one.detach().cpu().contiguous() for one in ([t] if isinstance(t, Tensor) else t)]
+        for name, t in tensors.items()
+    }
     header = _header(plain)
-    body = [_bytes(plain[name]) for name in header]
+    body = [_bytes(one) for name in header for one in plain[name]]
     bound = f"{run} {path.name}" if run else ""
     metadata = {"note": note, BOUND: bound, CHECKSUM: _checksum(header, note + bound, body)}
     text = json.dumps({"__metadata__": metadata, **header}).encode()
@@ -93,13 +97,15 @@ def write_tensors(
     write_atomically(path, [len(text).to_bytes(8, "little"), text, *body], previous)
 
 
-def _header(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _header(tensors: Mapping[str, Sequence[Tensor]]) -> dict[str, Any]:
     """What safetensors says of these tensors, in its order: large kinds of numbers first."""
     found, start = dict[str, Any](), 0
-    for name in sorted(tensors, key=lambda name: (_KINDS.index(tensors[name].dtype), name)):
-        tensor, end = tensors[name], start + tensors[name].nbytes
-        kind, shape = _CALLED[tensor.dtype], list(tensor.shape)
-        found[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+    for name in sorted(tensors, key=lambda name: (_KINDS.index(tensors[name][0].dtype), name)):
+        first, *more = tensors[name]
+        shape, end = list(first.shape), start + sum(one.nbytes for one in tensors[name])
+        if more:
+            shape[0] += sum(len(one) for one in more)
+        found[name] = {"dtype": _CALLED[first.dtype], "shape": shape, "data_offsets": [start, end]}
         start = end
     return found
 

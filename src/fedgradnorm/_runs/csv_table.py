@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -19,10 +19,9 @@ from fedgradnorm._runs.files import opened_to_write, present, read_file, writing
 if TYPE_CHECKING:
     import pandas as pd
 
-_WHOLE = {"round", "active", "weight_frozen", "samples", "bytes"}
-_TEXT = {"client", "other", "split"}
-_WHOLE_OF_MANY, _TEXT_OF_MANY = {"clients"}, {"task", "quantity"}
-"""The same in tables whose rows are no client's; elsewhere metrics may have these names."""
+TEXT = {"client", "other", "split", "task", "quantity"}
+WHOLE = {"round", "active", "weight_frozen", "samples", "bytes", "clients"}
+"""Columns that are no floats; no metric may have such a name."""
 _ALWAYS = ("round", "epoch", "client")
 """Columns in which no row of a table has a gap, where rows are clients'."""
 
@@ -181,11 +180,8 @@ def salvaged(path: Path, data: bytes) -> tuple[list[Row], str]:
     reader = csv.DictReader(io.StringIO(whole))
     rows: list[Row] = []
     try:
-        kinds = _kinds(reader.fieldnames or ())
         for row in reader:
-            rows.append(
-                {key: kinds.get(key, float)(cell) for key, cell in row.items() if cell != ""}
-            )
+            rows.append({key: _value(key, cell) for key, cell in row.items() if cell != ""})
     except (ValueError, TypeError, csv.Error) as error:
         damage = f"{path}, line {reader.line_num} is damaged: {error}"
     return rows, damage
@@ -195,12 +191,5 @@ def _digest(data: bytes = b"") -> hashlib.blake2b:
     return hashlib.blake2b(data, digest_size=16)
 
 
-def _kinds(columns: Sequence[str]) -> dict[str, Callable[[str], Any]]:
-    of_many = "client" not in columns
-    text = _TEXT | _TEXT_OF_MANY if of_many else _TEXT
-    whole = _WHOLE | _WHOLE_OF_MANY if of_many else _WHOLE
-    return {**dict.fromkeys(text, _as_it_is), **dict.fromkeys(whole, int)}
-
-
-def _as_it_is(cell: str) -> str:
-    return cell
+def _value(column: str, cell: str) -> Any:
+    return cell if column in TEXT else int(cell) if column in WHOLE else float(cell)

@@ -18,11 +18,11 @@ from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.files import check_file, check_folder, present, writing
 from fedgradnorm._runs.layout import (
     CHECKPOINT,
-    CLIENTS,
     CONFIG,
     DROPPED,
     EVENTS,
     FILES,
+    HEADS,
     LOG,
     MANIFEST,
     PREVIOUS,
@@ -114,7 +114,7 @@ class RunFolder:
         for name in FILES:
             if present(self.path / name):
                 check_file(self.path / name)
-        for name in (CLIENTS, ROWS, EVENTS):
+        for name in (ROWS, EVENTS):
             check_folder(self.path / name)
         self._begin(self._resumed(manifest) if resume else None, resume)
 
@@ -256,7 +256,7 @@ def _check_start(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 def _check_unbegun(path: Path, manifest: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """A run without a checkpoint starts over, but only if it never had one."""
-    if manifest.get("checkpoint") or manifest["finished"] or present(path / CLIENTS):
+    if manifest.get("checkpoint") or manifest["finished"] or present(path / HEADS):
         raise RunFolderError(
             f"{path} has lost its {CHECKPOINT}, so it cannot be resumed; restore it from a copy, "
             "or start the run again in another folder"

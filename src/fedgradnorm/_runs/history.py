@@ -8,7 +8,7 @@ from pathlib import Path
 from fedgradnorm._errors import ConfigError, RunFolderError
 from fedgradnorm._privacy.noise import NOT_PRIVATE
 from fedgradnorm._round.reports import COLUMNS, KEYS
-from fedgradnorm._runs.csv_table import Row, Table, columns_of, whole_rows
+from fedgradnorm._runs.csv_table import TEXT, WHOLE, Row, Table, columns_of, whole_rows
 from fedgradnorm._runs.files import read_file
 from fedgradnorm._runs.layout import METRICS
 from fedgradnorm._runs.manifest import read_manifest
@@ -33,7 +33,7 @@ class History(Table):
 
     def __init__(self, metrics: Sequence[str], spent: Sequence[str] = ()) -> None:
         signals = (*COLUMNS, *spent)
-        taken = next((name for name in metrics if name in (*KEYS, *signals)), None)
+        taken = next((name for name in metrics if name in {*KEYS, *signals, *TEXT, *WHOLE}), None)
         if taken is not None:
             raise ConfigError(f"metric {taken!r} has the name of another column; rename it")
         super().__init__((*KEYS, *signals, *metrics))

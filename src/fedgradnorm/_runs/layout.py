@@ -11,8 +11,7 @@ dropped.txt              rows that the data source left out, where it did
 checkpoint.safetensors   everything needed to continue, replaced atomically
 previous.safetensors     the checkpoint before that, until the run has finished
 network.safetensors      the trained shared network, once finished
-clients/NAME.safetensors each client's head, once finished
-heads.safetensors        all heads, where clients are many: instead of a file for each
+heads.safetensors        each client's head and what else is its own, once finished
 rows/NUMBER.safetensors  rows of many clients that changed between two checkpoints
 tensorboard/             event files, where they are asked for
 superlink.log            what Flower's server said, where there was one
@@ -21,17 +20,15 @@ superlink.log            what Flower's server said, where there was one
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
-from urllib.parse import quote
 
 MANIFEST, CONFIG = "run.json", "config.toml"
 METRICS, SPREAD = "metrics.csv", "spread.csv"
 LOG, LINK_LOG, DROPPED = "log.txt", "superlink.log", "dropped.txt"
 CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 NETWORK = "network.safetensors"
-CLIENTS, EVENTS = "clients", "tensorboard"
+EVENTS = "tensorboard"
 HEADS, ROWS = "heads.safetensors", "rows"
 LOCK = ".lock"
 FILES = (
@@ -45,10 +42,10 @@ REPORT, TABLES, FIGURES = "report.html", "tables", "figures"
 BENEFIT = "benefit.csv"
 """Next to the runs of a federation and of its clients alone: the benefit of each."""
 
-FEDERATION, LINK_DATABASE = "federation.toml", "superlink.db"
+FEDERATION, CLIENTS, LINK_DATABASE = "federation.toml", "clients", "superlink.db"
 REGISTERED, REVOKED, STATUS = "registered", "revoked", "status.json"
-"""In a federation's folder: its participants, Flower's database, the clients' public keys, the
-revoked ones, and the status of the run."""
+"""In a federation's folder: its participants and their folders, Flower's database, the clients'
+public keys, the revoked ones, and the status of the run."""
 
 CLIENT, AGREED, JOIN_LOG = "client.toml", "run.toml", "join.log"
 """In a client's own folder: who it is, the run it agreed to, and what ``join`` said."""
@@ -75,16 +72,6 @@ REVEALED = "revealed"
 
 TEMPORARY = ".*.tmp"
 """The pattern of files that are being written, or that a kill has left."""
-
-_LONGEST = 150  # file systems allow 255 bytes a name, temporary files need some of them
-
-
-def client_file(folder: Path, name: str) -> Path:
-    """Where a run folder stores a client's head; any name is safe as a file name."""
-    safe = quote(name, safe="")
-    if len(safe) > _LONGEST:
-        safe = f"{safe[:_LONGEST]}~{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"
-    return folder / CLIENTS / f"{safe}.safetensors"
 
 
 def temporary(path: Path) -> Path:

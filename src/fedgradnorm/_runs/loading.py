@@ -16,20 +16,13 @@ from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.blueprint import Blueprint, rebuild, sketch
 from fedgradnorm._runs.files import present
 from fedgradnorm._runs.history import history_of
-from fedgradnorm._runs.layout import (
-    CLIENTS,
-    HEADS,
-    MANIFEST,
-    METRICS,
-    NETWORK,
-    SPREAD,
-    client_file,
-)
+from fedgradnorm._runs.layout import HEADS, MANIFEST, METRICS, NETWORK, SPREAD
 from fedgradnorm._runs.manifest import identity, read_manifest
 from fedgradnorm._runs.reader import read_contents
 from fedgradnorm._runs.run import Run
 from fedgradnorm._runs.spread import spread_table
-from fedgradnorm._runs.trained import StackedClients, TrainedClient, scalings_of, tables_of
+from fedgradnorm._runs.trained import StackedClients, Tensors, TrainedClient, read_clients
+from fedgradnorm.models._networks import linear_of
 from fedgradnorm.tasks._kind import KINDS
 
 Heads = Mapping[str, nn.Module]
@@ -51,7 +44,7 @@ def load(
         raise RunFolderError(f"path must be the path of a run's folder, not {shown(path)}")
     folder = Path(path)
     manifest = read_manifest(folder)  # without one it is no run folder
-    if not present(folder / CLIENTS):
+    if not present(folder / HEADS):
         raise RunFolderError(f"{folder} holds no trained network yet; resume the run to finish it")
     models = _Models(folder, manifest, network, heads or {}, stems or {})
     clients = models.clients()
@@ -77,41 +70,26 @@ class _Models:
     ) -> None:
         self.folder, self.run = folder, identity(manifest)
         self.infos: Mapping[str, Mapping[str, Any]] = manifest["clients"]
-        self.in_rows = present(folder / HEADS)
         plans = manifest.get("blueprints", {})
         self.head_plans, self.stem_plans = plans.get("heads", {}), plans.get("stems", {})
-        lost = (
-            [] if self.in_rows else [f"heads.{n}" for n in self.infos if n not in self.head_plans]
-        )
-        lost += [] if "network" in plans else ["network"]
-        if lost:
-            raise RunFolderError(f"{folder / MANIFEST} is damaged: it has no blueprints.{lost[0]}")
+        if "network" not in plans:
+            raise RunFolderError(f"{folder / MANIFEST} is damaged: it has no blueprints.network")
         self.plan, self.network = plans["network"], network
         if network is None and self.plan is None:
             raise _own_class("network")
         self.heads, self.stems = heads, stems
 
     def clients(self) -> Mapping[str, TrainedClient]:
-        """All clients; of many, whose heads are in one file, each is made when it is asked for."""
-        if not self.in_rows:
-            return {name: self._client(name) for name in self.infos}
-        path = self.folder / HEADS
-        tensors, note = checkpoint.read_tensors(path, self.run)
-        tables = tables_of(path, tensors, note)
-        lost = set(self.infos) - {name for names, _, _ in tables for name in names}
-        if lost:
-            raise RunFolderError(f"{path} is damaged: it has no head of {min(lost)!r}")
-        scalings = {name: _scaling(own, name) for name, own in scalings_of(tensors).items()}
+        """All clients; of many, whose heads are all linear, each is made when it is asked for."""
+        known, tensors = read_clients(self.folder, self.run)
+        if lost := set(self.infos) - set(known):
+            tensors(min(lost))  # which is an error
+        if self.infos and not self.head_plans:
+            return StackedClients(list(self.infos), tensors, self._client)
+        return {name: self._client(name, tensors(name)) for name in self.infos}
 
-        def finish(name: str, head: nn.Linear) -> TrainedClient:
-            return self._trained(name, head, scalings.get(name))
-
-        return StackedClients(list(self.infos), tables, finish, scalings)
-
-    def _client(self, name: str) -> TrainedClient:
-        tensors = checkpoint.read_tensors(client_file(self.folder, name), self.run)[0]
-        what, saved = f"head of client {name!r}", _part(tensors, "head")
-        head = _filled(self.heads.get(name), self.head_plans[name], saved, what)
+    def _client(self, name: str, tensors: Tensors) -> TrainedClient:
+        head = self._head(name, _part(tensors, "head"))
         found = self._trained(name, head, _scaling(_part(tensors, "scaling"), name))
         found.buffers = _part(tensors, "buffers")
         if saved := _part(tensors, "network"):
@@ -121,6 +99,16 @@ class _Models:
             saved, what = _part(tensors, "stem"), f"stem of client {name!r}"
             found.stem = _filled(self.stems.get(name), self.stem_plans[name], saved, what)
         return found
+
+    def _head(self, name: str, saved: Tensors) -> nn.Module:
+        """A client's head; of many clients, whose heads are linear, no plans are stored."""
+        if name in self.head_plans:
+            what = f"head of client {name!r}"
+            return _filled(self.heads.get(name), self.head_plans[name], saved, what)
+        if self.head_plans or set(saved) != {"weight", "bias"}:
+            place = self.folder / MANIFEST
+            raise RunFolderError(f"{place} is damaged: it has no blueprints.heads.{name}")
+        return linear_of(saved["weight"], saved["bias"])
 
     def _trained(self, name: str, head: nn.Module, scaling: Any) -> TrainedClient:
         """What run.json says of a client, and its head."""
@@ -145,7 +133,7 @@ class _Models:
 
     def shared(self, clients: Mapping[str, TrainedClient]) -> nn.Module | None:
         """The shared network, filled; None where every client has its own."""
-        shared, each = None, {} if self.in_rows else clients
+        shared, each = None, clients if self.head_plans else {}
         if present(self.folder / NETWORK):
             saved = checkpoint.read_tensors(self.folder / NETWORK, self.run)[0]
             shared = _filled(self.network, self.plan, saved, "network")
@@ -207,7 +195,7 @@ def _check_buffers(network: nn.Module | None, buffers: Mapping[str, Tensor], nam
 
 def _part(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
     start = f"{part}."
-    return {key[len(start) :]: t for key, t in tensors.items() if key.startswith(start)}
+    return {key[len(start) :]: t.clone() for key, t in tensors.items() if key.startswith(start)}
 
 
 def _scaling(tensors: dict[str, Tensor], name: str) -> Any:

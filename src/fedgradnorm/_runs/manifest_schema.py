@@ -36,11 +36,11 @@ class ClientPart(_Part):
     of: str = ""
     shape: list[Whole] = []
     task: str = ""
-    loss_scale: Number = 1.0
+    loss_scale: Annotated[Number, Field(gt=0)] = 1.0
     class_weights: dict[str, Any] = {}
     privacy: dict[str, Any] = {}
     metric: str = ""
-    baseline: dict[str, Any] = {}
+    baseline: dict[str, float] = {}
     size: Whole = 0
     labels: list[str | int | float] | None = None
     encoding: list[dict[str, Any]] = []

@@ -101,14 +101,7 @@ NOT_JUDGED = Judged()
 
 
 def judged(clients: Mapping[str, Any]) -> dict[str, Judged]:
-    found = {}
-    for name, info in clients.items():
-        if isinstance(info, Mapping):
-            metric, scores = info.get("metric"), info.get("baseline")
-            table = scores if isinstance(scores, Mapping) else {}
-            known = {k: float(v) for k, v in table.items() if isinstance(v, (int, float))}
-            found[name] = Judged(metric if isinstance(metric, str) else None, known)
-    return found
+    return {n: Judged(info.get("metric"), info.get("baseline", {})) for n, info in clients.items()}
 
 
 @dataclass(frozen=True)
@@ -133,7 +126,7 @@ class StoredRun:
     scaled: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        scales = {name: _scale(client) for name, client in self.part("clients").items()}
+        scales = {n: info.get("loss_scale", 1.0) for n, info in self.part("clients").items()}
         if any(scale != 1.0 for scale in scales.values()):
             object.__setattr__(self, "rows", [_freed(row, scales) for row in self.rows])
             object.__setattr__(self, "spread", freed_spread(self.spread, self.groups, scales))
@@ -156,15 +149,13 @@ class StoredRun:
     @cached_property
     def prints(self) -> dict[str, str | None]:
         """The fingerprint of each client's rows, where it is known."""
-        known = self.part("clients").items()
-        return {n: info.get("fingerprint") for n, info in known if isinstance(info, dict)}
+        return {n: info.get("fingerprint") for n, info in self.part("clients").items()}
 
     @property
     def groups(self) -> dict[str, str]:
         """What each client is told apart by where clients are many: its task, or the kind of it."""
         known = self.part("clients")
-        infos = {name: known.get(name) for name in self.names}
-        return groups_of({n: info if isinstance(info, dict) else {} for n, info in infos.items()})
+        return groups_of({name: known.get(name, {}) for name in self.names})
 
     @property
     def finished(self) -> bool:
@@ -193,18 +184,12 @@ class StoredRun:
     @property
     def planned(self) -> int | None:
         """How many rounds it was to take, where that is known."""
-        rounds = self.manifest.get("rounds")
-        return rounds if isinstance(rounds, int) else None
+        return self.manifest.get("rounds")
 
     def part(self, name: str) -> dict[str, Any]:
         """A section of run.json or the config; empty where there is none."""
         found = self.manifest.get(name, self.config.get(name))
         return found if isinstance(found, dict) else {}
-
-
-def _scale(client: Any) -> float:
-    scale = client.get("loss_scale", 1.0) if isinstance(client, dict) else 1.0
-    return float(scale) if isinstance(scale, int | float) and scale > 0 else 1.0
 
 
 def _freed(row: Row, scales: dict[str, float]) -> Row:
@@ -279,8 +264,7 @@ def read_run(folder: Path) -> StoredRun:
     if not rows and not any(METRICS in problem for problem in problems):
         problems.append("no round was recorded")
     config = _config(folder, problems)
-    settings = found.manifest.get("settings")
-    seed = config.get("seed", settings.get("seed") if isinstance(settings, dict) else None)
+    seed = config.get("seed", found.manifest.get("settings", {}).get("seed"))
     return StoredRun(
         name=folder.resolve().name,
         method=str(config.get("method") or _weighting(found.manifest) or folder.resolve().name),
@@ -315,9 +299,7 @@ def _inside(folder: Path, message: object) -> str:
 
 
 def _weighting(manifest: dict[str, Any]) -> str:
-    weighting = manifest.get("weighting")
-    if not isinstance(weighting, dict):
-        return ""
+    weighting = manifest.get("weighting", {})
     return " ".join(str(weighting[key]) for key in ("name", "rule") if weighting.get(key))
 
 

@@ -244,11 +244,12 @@ class Run:
     def export(self, client: str, path: str | Path, *, x: Any = None) -> Path:
         """Write one client as one program: encoding, scaling, network, statistics and head.
 
-        A path that ends with .pt2 is PyTorch's own format (torch.export), used as
-        ``torch.export.load(path).module()(x)``; .onnx is ONNX, with input ``x`` and output ``y``.
+        The path ends with .pt2, PyTorch's own format (torch.export): use the program as
+        ``torch.export.load(path).module()(x)``, or turn it into an ONNX model with
+        ``torch.onnx.export(torch.export.load(path)).save("model.onnx")``.
         It takes any number of raw rows, as one table, and returns what ``predict`` does with
         ``outputs=True``. Categories are given by their position in the list, dates in seconds
-        since 1970; both formats hold a JSON text ``columns`` that describes them. ``x`` is a few
+        since 1970; the extra file ``columns.json`` describes them. ``x`` is a few
         example rows, whose dtype the program takes; without them, float64 if inputs are scaled,
         else the network's. The program is compared with ``predict`` before the file is written.
         """

@@ -1,32 +1,30 @@
-"""Trained clients, in memory and as files: a head and what is a client's own, no data."""
+"""Trained clients, in memory and as a file: a head and what else is a client's own, no data."""
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from fedgradnorm._client import Client, Scaler
+from fedgradnorm._client import Client
 from fedgradnorm._engines import Exported
 from fedgradnorm._errors import RunFolderError
-from fedgradnorm._runs.checkpoint import write_tensors
-from fedgradnorm._runs.files import check_folder
-from fedgradnorm._runs.layout import CLIENTS, HEADS, NETWORK, client_file
+from fedgradnorm._runs.checkpoint import read_tensors, write_tensors
+from fedgradnorm._runs.layout import HEADS, NETWORK
 from fedgradnorm.models._networks import linear_of
 from fedgradnorm.tasks._kind import KINDS, Kind
 from fedgradnorm.tasks._positions import Shape
 
-HeadRows = tuple[list[str], Tensor, Tensor]
-"""Names of clients, and the weights and biases of their linear heads, a row each."""
+Tensors = dict[str, Tensor]
+"""What is a client's own, by names such as ``head.weight``, ``buffers.mean``, ``stem.0.bias``."""
 
-SCALING = "scaling/"
-"""What the names of a scaling's tensors begin with."""
+BLOCK = 1000
+"""Clients whose tensors are put into one."""
 
 
 @dataclass
@@ -75,47 +73,52 @@ class TrainedClient:
     def form(self) -> Kind:
         return KINDS[self.kind]
 
+    def tensors(self) -> Tensors:
+        parts = (("head", self.head), ("network", self.network), ("stem", self.stem))
+        modules = {part: module.state_dict() for part, module in parts if module is not None}
+        return own_tensors(self.scaling, **modules, buffers=self.buffers)
 
-Finish = Callable[[str, nn.Linear], TrainedClient]
-"""Makes of a client's name and head what is kept of the client."""
+
+def own_tensors(scaling: Any, **parts: Mapping[str, Tensor]) -> Tensors:
+    parts = parts if scaling is None else {**parts, "scaling": scaling.state_dict()}
+    return {f"{part}.{key}": t for part, table in parts.items() for key, t in table.items()}
 
 
 class StackedClients(Mapping[str, TrainedClient]):
-    """Many trained clients in little memory.
-
-    ``order`` is the clients' order, ``tables`` hold their heads, and ``finish`` adds what else is
-    known of a client.
-    """
+    """Many trained clients in little memory: each is made of its tensors when it is asked for."""
 
     def __init__(
         self,
         order: Sequence[str],
-        tables: Sequence[HeadRows],
-        finish: Finish,
-        scalings: Mapping[str, Scaler],
+        tensors: Callable[[str], Tensors],
+        make: Callable[[str, Tensors], TrainedClient],
     ) -> None:
-        self.tables, self._finish, self.scalings = list(tables), finish, scalings
-        every = itertools.chain.from_iterable(names for names, _, _ in tables)
-        self._row = {name: row for row, name in enumerate(every)}  # tables counted on end
-        self._order = list(order)
-        self._ends = list(itertools.accumulate(len(names) for names, _, _ in tables))
+        self._order, self._known = list(order), frozenset(order)
+        self.tensors, self._make = tensors, make
 
     @classmethod
-    def of(cls, clients: Mapping[str, Client], tables: Sequence[HeadRows]) -> StackedClients:
-        def finish(name: str, head: nn.Linear) -> TrainedClient:
+    def of(
+        cls, clients: Mapping[str, Client], tables: Sequence[tuple[list[str], Tensor, Tensor]]
+    ) -> StackedClients:
+        """``tables`` are names of clients with the weights and biases of their linear heads."""
+        place = {name: (w, b, k) for names, w, b in tables for k, name in enumerate(names)}
+
+        def tensors(name: str) -> Tensors:
+            weight, bias, row = place[name]
+            return own_tensors(
+                clients[name].scaling, head={"weight": weight[row], "bias": bias[row]}
+            )
+
+        def make(name: str, own: Tensors) -> TrainedClient:
+            head = linear_of(own["head.weight"].clone(), own["head.bias"].clone())
             return TrainedClient.from_client(clients[name], Exported(head, {}))
 
-        known = {name: client.scaling for name, client in clients.items()}
-        scalings = {name: scaling for name, scaling in known.items() if scaling is not None}
-        return cls(list(clients), tables, finish, scalings)
+        return cls(list(clients), tensors, make)
 
     def __getitem__(self, name: str) -> TrainedClient:
-        row = self._row[name]
-        table = bisect.bisect_right(self._ends, row)
-        names, weight, bias = self.tables[table]
-        row -= self._ends[table] - len(names)
-        head = linear_of(weight[row].clone(), bias[row].clone())
-        return self._finish(name, head)
+        if name not in self._known:
+            raise KeyError(name)
+        return self._make(name, self.tensors(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._order)
@@ -123,59 +126,59 @@ class StackedClients(Mapping[str, TrainedClient]):
     def __len__(self) -> int:
         return len(self._order)
 
-    def tensors(self) -> tuple[dict[str, Tensor], str]:
-        """All of it as tensors by name, and a text that says whose rows they are."""
-        found: dict[str, Tensor] = {}
-        for k, (_, weight, bias) in enumerate(self.tables):
-            found |= {f"{k}.weight": weight, f"{k}.bias": bias}
-        for name, scaling in self.scalings.items():
-            found |= {f"{SCALING}{name}/{key}": t for key, t in scaling.state_dict().items()}
-        return found, json.dumps([names for names, _, _ in self.tables])
-
-
-def tables_of(path: Path, tensors: Mapping[str, Tensor], note: str) -> list[HeadRows]:
-    """The heads that ``tensors`` returned; a RunFolderError if they are none."""
-    try:
-        tables = [
-            (names, tensors[f"{k}.weight"], tensors[f"{k}.bias"])
-            for k, names in enumerate(json.loads(note))
-        ]
-        for names, weight, bias in tables:
-            fits = weight.ndim == 3 and weight.shape[:2] == bias.shape and len(bias) == len(names)
-            if not fits or not all(isinstance(name, str) for name in names):
-                raise ValueError("rows of heads do not fit their names")
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise RunFolderError(f"{path} is damaged: {error}") from error
-    return tables
-
-
-def scalings_of(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith(SCALING):
-            client, _, key = name.removeprefix(SCALING).rpartition("/")
-            found.setdefault(client, {})[key] = tensor
-    return found
-
 
 def write_models(
     shared: nn.Module | None, clients: Mapping[str, TrainedClient], folder: Path, run: str
 ) -> None:
-    """The shared network and each client's head as safetensors with plain state_dict names."""
-    check_folder(folder / CLIENTS)
-    (folder / CLIENTS).mkdir(exist_ok=True)
+    """The shared network with plain state_dict names, and one file of what clients have.
+
+    Tensors of clients with the same keys and shapes are stacked: ``0.head.weight`` has a row for
+    each client of group 0. The file's note has the names of each group.
+    """
     if shared is not None:
         write_tensors(folder / NETWORK, dict(shared.state_dict()), run=run)
-    if isinstance(clients, StackedClients):
-        write_tensors(folder / HEADS, *clients.tensors(), run=run)
-        return
-    for name, client in clients.items():
-        parts: dict[str, Mapping[str, Tensor]] = {
-            "head": client.head.state_dict(),
-            "buffers": client.buffers,
-            "network": client.network.state_dict() if client.network else {},
-            "scaling": client.scaling.state_dict() if client.scaling else {},
-            "stem": client.stem.state_dict() if client.stem is not None else {},
+    groups: dict[Any, tuple[list[str], list[Tensors]]] = {}
+    tensors = clients.tensors if isinstance(clients, StackedClients) else None
+    for name in clients:
+        own = tensors(name) if tensors is not None else clients[name].tensors()
+        form = tuple((key, tensor.dtype, tensor.shape) for key, tensor in own.items())
+        names, blocks = groups.setdefault(form, ([], []))
+        names.append(name)
+        blocks.append({key: tensor[None] for key, tensor in own.items()})
+        if len(names) % BLOCK == 0:  # many small tensors would take more memory than their numbers
+            one = {key: torch.cat([block[key] for block in blocks[-BLOCK:]]) for key in own}
+            blocks[-BLOCK:] = [one]
+    stacks = {
+        f"{group}.{key}": [block[key] for block in blocks]
+        for group, (_, blocks) in enumerate(groups.values())
+        for key in blocks[0]
+    }
+    write_tensors(folder / HEADS, stacks, json.dumps([names for names, _ in groups.values()]), run)
+
+
+def read_clients(folder: Path, run: str) -> tuple[list[str], Callable[[str], Tensors]]:
+    """The clients that :func:`write_models` wrote, and the tensors of each."""
+    path = folder / HEADS
+    tensors, note = read_tensors(path, run)
+    stacks: dict[int, Tensors] = {}
+    try:
+        for key, stack in tensors.items():
+            group, _, rest = key.partition(".")
+            stacks.setdefault(int(group), {})[rest] = stack
+        groups = json.loads(note)
+        place = {
+            str(name): (g, k) for g, names in enumerate(groups) for k, name in enumerate(names)
         }
-        tensors = {f"{part}.{key}": t for part, table in parts.items() for key, t in table.items()}
-        write_tensors(client_file(folder, name), tensors, run=run)
+        lengths = {(g, len(stack)) for g, own in stacks.items() for stack in own.values()}
+        if lengths - {(g, len(names)) for g, names in enumerate(groups)}:
+            raise ValueError("its rows do not fit the names of its clients")
+    except (ValueError, TypeError) as error:
+        raise RunFolderError(f"{path} is damaged: {error}") from error
+
+    def own(name: str) -> Tensors:
+        if name not in place:
+            raise RunFolderError(f"{path} is damaged: it has no client {name!r}")
+        group, row = place[name]
+        return {key: stack[row] for key, stack in stacks.get(group, {}).items()}
+
+    return list(place), own

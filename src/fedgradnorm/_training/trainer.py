@@ -446,7 +446,7 @@ def manifest_of(trainer: Trainer, weighting: Weighting) -> dict[str, Any]:
             "platform": platform.platform(),
             "threads": torch.get_num_threads(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            **({"commit": commit} if (commit := git_commit(Path.cwd())) else {}),
+            **({"commit": commit} if (commit := git_commit(Path())) else {}),
         },
     }
 

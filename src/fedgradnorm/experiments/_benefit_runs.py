@@ -14,19 +14,18 @@ from fedgradnorm._methods import LOCAL
 from fedgradnorm._round.settings import keyed
 from fedgradnorm._runs.loading import load
 from fedgradnorm._training.benefit import warn_of_overfitting
-from fedgradnorm._training.inputs import usable_device
 from fedgradnorm.data._sources import DataProgress
 from fedgradnorm.experiments._compare import (
+    DataOf,
     Trial,
     Watch,
     is_finished,
-    run_in_parallel,
     run_name,
-    watched,
+    run_trials,
 )
 from fedgradnorm.experiments._config.config_file import Config, build, check
 from fedgradnorm.experiments._entries import Entry
-from fedgradnorm.experiments._execute import LoadedData, execute, load_data, output_folder
+from fedgradnorm.experiments._execute import LoadedData, output_folder
 
 Pair = tuple[Trial, Trial]
 """A seed's two runs: joined, and alone."""
@@ -50,25 +49,13 @@ def benefit(
     place = benefit_folder(config) if folder is None else Path(folder)
     pairs = _pairs(config, seeds, place)
     trials = [trial for pair in pairs for trial in pair]
-    waiting = [trial for trial in trials if not trial.finished]
-    for trial in waiting:
+    for trial in trials:
         check(trial.config)
-        usable_device(trial.config.settings)
-    data = load_data(config.variant(config.method, config.seed), data_progress)
-    warn_of_overfitting(testable(data.clients, by), config.settings)
-    if jobs > 1 and len(waiting) > 1:
-        if failures := run_in_parallel(waiting, jobs, watch):
-            raise TrainingError(f"{len(failures)} of {len(trials)} runs failed: {failures[0]}")
-        waiting = []
-    found = []
-    for pair in pairs:
-        if pair is not pairs[0]:
-            data = load_data(pair[0].config, data_progress)
-        for trial in pair:
-            if trial in waiting:
-                with watched(trial, len(waiting), watch) as show:
-                    execute(trial.config, trial.folder, resume=True, progress=show, data=data)
-        found.append(_benefit(pair, data, by))
+    data = DataOf(data_progress)
+    warn_of_overfitting(testable(data(trials[0].config).clients, by), config.settings)
+    if failures := run_trials(trials, jobs, watch, data):
+        raise TrainingError(f"{len(failures)} of {len(trials)} runs failed: {failures[0]}")
+    found = [_benefit(pair, data(pair[0].config), by) for pair in pairs]
     return found[0] if len(found) == 1 else over_seeds(found)
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -35,8 +35,6 @@ from fedgradnorm.experiments._execute import (
     resume_config,
 )
 from fedgradnorm.experiments._sweep import Point, felt_by, file_name, point_name, points
-
-Facts = Mapping[str, object]
 
 MOST = 100_000
 """Runs of one comparison."""
@@ -129,7 +127,7 @@ def is_finished(config: Config, folder: Path) -> bool:
 _NAMES = ("name", "output", "point", "own")
 
 
-def _essence(config: Config) -> Facts:
+def _essence(config: Config) -> dict[str, Any]:
     """What decides the numbers of a run."""
     return {k: v for k, v in config.table().items() if k not in _NAMES}
 
@@ -176,10 +174,40 @@ def watched(trial: Trial, count: int, watch: Watch | None) -> Iterator[Callable[
     tell([News(trial, None, True, "", count)])
 
 
-def run_in_parallel(trials: Sequence[Trial], jobs: int, watch: Watch | None = None) -> list[str]:
-    """Run the trials, ``jobs`` at a time, each in a process of its own; what failed, in words."""
-    with _no_modules_from_here():
-        return _in_processes(trials, jobs, watch)
+def run_trials(trials: Sequence[Trial], jobs: int, watch: Watch | None, data: DataOf) -> list[str]:
+    """Run the trials that are not finished, ``jobs`` at a time; what failed, in words."""
+    waiting = [trial for trial in trials if not trial.finished]
+    for trial in waiting:  # what is wrong with the last is said before the first begins
+        check(trial.config)
+    if jobs > 1 and len(waiting) > 1:
+        data(waiting[0].config)  # fills the cache, or fails, just once
+        with _no_modules_from_here():
+            return _in_processes(waiting, jobs, watch)
+    for trial in waiting:  # the first run decides which instructions all of them can have
+        usable_device(trial.config.settings)
+    failures: list[str] = []
+    for trial in waiting:
+        loaded = data(trial.config)
+        try:
+            with watched(trial, len(waiting), watch) as show:
+                execute(trial.config, trial.folder, resume=True, progress=show, data=loaded)
+        except TrainingError as error:
+            failures.append(f"{trial.title}: {error}")
+    return failures
+
+
+class DataOf:
+    """The data of configs; that of the last one is not loaded again."""
+
+    def __init__(self, progress: DataProgress | None = None) -> None:
+        self._progress, self._wanted = progress, dict[str, Any]()
+        self._data: LoadedData | None = None
+
+    def __call__(self, config: Config) -> LoadedData:
+        wanted = {"seed": config.seed, "data": config.data, "privacy": config.privacy}
+        if self._data is None or self._wanted != wanted:
+            self._data, self._wanted = load_data(config, self._progress), wanted
+        return self._data
 
 
 def _in_processes(trials: Sequence[Trial], jobs: int, watch: Watch | None) -> list[str]:
@@ -368,23 +396,14 @@ def compare(
     for entry in entries:
         if entry.needs_a_run:  # it is planned last: what is wrong with it is said first
             config.variant(FROZEN_FROM, config.seed, entry.own)
-    found: list[Trial] = []
-    failures: list[str] = []
+    data, found, failures = DataOf(data_progress), list[Trial](), list[str]()
     # Methods that start from a run of another one come after it.
     for frozen in (False, True):
         wave = [entry for entry in entries if entry.needs_a_run == frozen]
-        if not wave or (frozen and failures):
-            continue
-        trials = plan(config, wave, seeds, place)
-        waiting = [trial for trial in trials if not trial.finished]
-        for trial in waiting:
-            check(trial.config)  # what is wrong with the last is said before the first begins
-        if jobs > 1 and len(waiting) > 1:
-            load_data(waiting[0].config, data_progress)  # fills the cache, or fails, just once
-            failures += run_in_parallel(waiting, jobs, watch)
-        else:
-            failures += _run_in_turn(waiting, watch, data_progress)
-        found += trials
+        if wave and not (frozen and failures):
+            trials = plan(config, wave, seeds, place)
+            failures += run_trials(trials, jobs, watch, data)
+            found += trials
     if failures:
         raise TrainingError(
             f"{len(failures)} of {len(found)} runs failed (the others are done): {failures[0]}"
@@ -394,24 +413,3 @@ def compare(
 
 def compare_folder(config: Config) -> Path:
     return output_folder(config) / f"{config.name}-compare"
-
-
-def _run_in_turn(
-    trials: Sequence[Trial], watch: Watch | None, data_progress: DataProgress | None
-) -> list[str]:
-    """Run them one by one, loading data once where it is the same; what failed, in words."""
-    for trial in trials:  # the first run decides which instructions all of them can have
-        usable_device(trial.config.settings)
-    failures: list[str] = []
-    data: LoadedData | None = None
-    loaded: object = None
-    for trial in trials:
-        wanted = (trial.config.seed, trial.config.data, trial.config.privacy)
-        if data is None or loaded != wanted:
-            data, loaded = load_data(trial.config, data_progress), wanted
-        try:
-            with watched(trial, len(trials), watch) as show:
-                execute(trial.config, trial.folder, resume=True, progress=show, data=data)
-        except TrainingError as error:
-            failures.append(f"{trial.title}: {error}")
-    return failures

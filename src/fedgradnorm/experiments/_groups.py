@@ -10,9 +10,9 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fedgradnorm._methods import METHODS
 from fedgradnorm._round.settings import FIELDS, GROUPS, completed, key_of, name_of, scope_of
@@ -20,6 +20,8 @@ from fedgradnorm._runs.reader import UNKNOWN_SEED, StoredRun
 from fedgradnorm._runs.task_lines import pooled_runs
 from fedgradnorm.experiments._entries import own_name
 from fedgradnorm.experiments._sweep import point_name
+
+T = TypeVar("T")
 
 Facts = dict[str, Any]
 """Values by dotted name: training.lr, weighting.gamma, data.samples, network.widths."""
@@ -82,21 +84,19 @@ def same_rows(one: StoredRun, other: StoredRun) -> bool:
     """Whether nothing that is known of both runs' rows tells them apart."""
     if one.prints == other.prints and one.prints and None not in one.prints.values():
         return True
-    ours, theirs = _clients(one), _clients(other)
+    ours, theirs = one.part("clients"), other.part("clients")
     if ours and theirs and list(ours) != list(theirs):
         return False
-    both = [(ours[name], theirs[name]) for name in ours if name in theirs]
     return not any(
-        a.get(key) != b.get(key)
-        for a, b in both
+        key in mine and key in its and mine[key] != its[key]
+        for mine, its in zip(ours.values(), theirs.values(), strict=False)
         for key in ("size", "fingerprint")
-        if key in a and key in b
     )
 
 
 def fingerprint(run: StoredRun) -> str:
     """The values that all clients held, as one hash; empty of a run that did not store them."""
-    clients = _clients(run)
+    clients = run.part("clients")
     known = [client.get("fingerprint") for client in clients.values()]
     return digest([list(clients), known]) if known and None not in known else ""
 
@@ -158,7 +158,7 @@ def _data(run: StoredRun) -> Facts:
     table = run.config.get("data")
     if isinstance(table, dict):
         return _flat(table)
-    clients = _clients(run)
+    clients = run.part("clients")
     shown = ("kind", "outputs", "task", "inputs")
     who = {name: {k: c[k] for k in shown if k in c} for name, c in clients.items()}
     scales = {n: c["loss_scale"] for n, c in clients.items() if c.get("loss_scale", 1.0) != 1.0}
@@ -169,13 +169,11 @@ def _data(run: StoredRun) -> Facts:
 
 def _privacy(run: StoredRun) -> Facts:
     """What clients promised: once where all promised the same, else by client."""
-    tables = {name: c["privacy"] for name, c in _clients(run).items() if c.get("privacy")}
-    alike = len(tables) == len(_clients(run)) and len({frozen(t) for t in tables.values()}) == 1
+    tables = {name: c["privacy"] for name, c in run.part("clients").items() if c.get("privacy")}
+    alike = (
+        len(tables) == len(run.part("clients")) and len({frozen(t) for t in tables.values()}) == 1
+    )
     return _flat(next(iter(tables.values())) if alike else tables)
-
-
-def _clients(run: StoredRun) -> dict[str, dict[str, Any]]:
-    return {name: c for name, c in run.part("clients").items() if isinstance(c, dict)}
 
 
 def _network(run: StoredRun) -> Facts:
@@ -276,14 +274,19 @@ def group(runs: Sequence[StoredRun]) -> tuple[list[Group], list[str]]:
 
 def data_sets(groups: Sequence[Group]) -> list[list[Group]]:
     """The groups by the data they were trained on; only those of one set may be compared."""
-    sets: list[list[Group]] = []
-    for one in groups:
-        mine = next((found for found in sets if one.same_data(found[0])), None)
+    return _parted(groups, Group.same_data)
+
+
+def _parted(items: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[T]]:
+    """The items in lists of those that are like the first of their list."""
+    parts: list[list[T]] = []
+    for item in items:
+        mine = next((part for part in parts if alike(item, part[0])), None)
         if mine is None:
-            sets.append([one])
+            parts.append([item])
         else:
-            mine.append(one)
-    return sets
+            mine.append(item)
+    return parts
 
 
 def _by_data(members: list[StoredRun]) -> list[list[StoredRun]]:
@@ -294,14 +297,7 @@ def _by_data(members: list[StoredRun]) -> list[list[StoredRun]]:
     """
     if all(same_rows(a, b) for a in members for b in members if a.seed == b.seed):
         return [members]
-    apart: list[list[StoredRun]] = []
-    for run in members:
-        mine = next((part for part in apart if same_rows(run, part[0])), None)
-        if mine is None:
-            apart.append([run])
-        else:
-            mine.append(run)
-    return apart
+    return _parted(members, same_rows)
 
 
 def _without_repeats(members: Sequence[StoredRun]) -> tuple[list[StoredRun], list[str]]:
@@ -426,39 +422,32 @@ def _is_number(value: Any) -> bool:
 def _apart(runs: Sequence[StoredRun]) -> list[str]:
     """What tells each of these runs from the others, in a few words."""
     tables = [facts_of(run) for run in runs]
-    found = differing(tables)
-    plain = [key for key in found if key != STRUCTURE and not key.startswith(CLIENTS)]
-    if plain:
-        shown = plain[:_NAMED]
-        more = " ..." if len(plain) > _NAMED else ""
-        texts = [point_name({k: t.get(k, "unknown") for k in shown}) + more for t in tables]
-    else:
-        texts = [""] * len(runs)
-    for tell in (_network_word, _clients_word, _rows_word):
-        if len(set(texts)) < len(texts):
-            added = [tell(run) for run in runs]
-            if len(set(added)) > 1:
-                texts = [f"{text} {word}".strip() for text, word in zip(texts, added, strict=True)]
+    plain = [k for k in differing(tables) if k != STRUCTURE and not k.startswith(CLIENTS)]
+    more = " ..." if len(plain) > _NAMED else ""
+    texts = [point_name({k: t.get(k, "unknown") for k in plain[:_NAMED]}) + more for t in tables]
+    if len(set(texts)) < len(texts):
+        built = [_built(run) for run in runs]
+        odd = differing(built)
+        texts = [
+            f"{t} {point_name({k: one[k] for k in odd})}"
+            for t, one in zip(texts, built, strict=True)
+        ]
     seen: Counter[str] = Counter()
     for i, text in enumerate(texts):
         seen[text] += 1
-        texts[i] = text if seen[text] == 1 else f"{text} #{seen[text]}".strip()
+        texts[i] = (text if seen[text] == 1 else f"{text} #{seen[text]}").strip()
     return texts
 
 
-def _network_word(run: StoredRun) -> str:
-    about = run.manifest.get("network")
-    if isinstance(about, dict) and "parameters" in about:
-        return f"network={about.get('class')}/{about['parameters']}"
-    return f"network={digest(run.part('blueprints'))[:4]}"
-
-
-def _clients_word(run: StoredRun) -> str:
-    return f"clients={digest(run.clients)[:4]}"
-
-
-def _rows_word(run: StoredRun) -> str:
-    return f"data={fingerprint(run)[:4] or 'unknown'}"
+def _built(run: StoredRun) -> Facts:
+    """What a run was made of, in words: a name, or the beginning of a hash."""
+    about = run.part("network")
+    known = f"{about.get('class')}/{about['parameters']}" if "parameters" in about else ""
+    return {
+        "network": known or digest(run.part("blueprints"))[:4],
+        "clients": digest(run.clients)[:4],
+        "data": fingerprint(run)[:4] or "unknown",
+    }
 
 
 def pooled_groups(groups: Sequence[Group]) -> list[Group]:

@@ -1,6 +1,7 @@
 """One client of a run as one program: raw inputs in, outputs in the targets' units out.
 
-Whoever runs it needs neither this library nor the classes that the network is made of.
+It runs with PyTorch alone, without this library or the network's classes. ``torch.onnx.export``
+turns it into an ONNX model.
 """
 
 from __future__ import annotations
@@ -8,12 +9,7 @@ from __future__ import annotations
 import copy
 import io
 import json
-import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,35 +58,28 @@ def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:
     choose(name, run.clients, "client")
     target = _target(name, path)
     rows = _made_up(run, name) if x is None else _given(run, name, x)
-    write, read = FORMATS[target.suffix]
     deployed = Deployed(run.clients[name], run.network_of(name))
     try:
-        program = write(deployed, rows, _columns(run.clients[name]))
+        program = _written(deployed, rows, _columns(run.clients[name]))
     except Exception as error:  # whatever a network does that cannot be written down
         raise _impossible(name, error) from error
     # From here on arrays are in the run's own order of columns.
     ordered = replace(run.clients[name], given_columns=None)
-    _check(replace(run, clients={name: ordered}), name, read, program, rows)
+    _check(replace(run, clients={name: ordered}), name, program, rows)
     with writing(target, ELSEWHERE):
         checkpoint.write_atomically(target, program)
     return target
 
 
 def _target(name: str, path: str | Path) -> Path:
-    """Where the program goes; its ending says in which format."""
     target = Path(path)
-    why = "it must end with .pt2 or .onnx" if target.suffix not in FORMATS else ""
+    why = "it must end with .pt2, which torch.onnx.export turns into an ONNX model"
+    why = "" if target.suffix == ".pt2" else why
     with writing(target, ELSEWHERE):
         why = f"there is no folder {target.parent}" if not target.parent.is_dir() else why
         why = "it is a folder" if target.is_dir() else why
     if why:
         raise ConfigError(f"client {name!r} cannot be exported to {target}: {why}")
-    lost = [package for package in ONNX if target.suffix == ".onnx" and find_spec(package) is None]
-    if lost:
-        raise ConfigError(
-            f"an .onnx file needs {lost[0]}; install it with: pip install 'fedgradnorm[onnx]', or "
-            "write a .pt2 file"
-        )
     return target
 
 
@@ -101,10 +90,10 @@ def _columns(client: TrainedClient) -> str:
     return json.dumps([{"kind": "number", "name": name} for name in client.columns or ()])
 
 
-def _check(run: Run, name: str, read: Reading, program: bytes, rows: Tensor) -> None:
+def _check(run: Run, name: str, program: bytes, rows: Tensor) -> None:
     """A ModelError unless the program, read back, answers as the run does, for one row too."""
     try:
-        answer = read(program)
+        answer = torch.export.load(io.BytesIO(program)).module()
         for part in (rows, rows[:1]):
             expected = run.predict(name, part, outputs=True)
             _compare(name, answer(part), torch.as_tensor(expected))
@@ -127,8 +116,7 @@ def _compare(name: str, found: Tensor, expected: Tensor) -> None:
 
 
 def _impossible(name: str, error: Exception) -> ModelError:
-    first = error.__cause__ or error  # torch.onnx wraps what torch.export says
-    reason = " ".join(str(first).split())[:200] or type(first).__name__
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
     return ModelError(
         f"client {name!r} cannot be exported: its scaling, network or head is not to be written "
         f"down as a program: {reason}; use run.predict"
@@ -190,70 +178,10 @@ def _made_up_codes(column: dict[str, Any]) -> Tensor:
     return turns % most if most else turns
 
 
-Answering = Callable[[Tensor], Tensor]
-Reading = Callable[[bytes], Answering]
-
-ONNX = ("onnx", "onnxscript", "onnxruntime")
-"""What an .onnx file needs."""
-
-
-def _as_pt2(module: nn.Module, rows: Tensor, columns: str) -> bytes:
-    """A program of torch.export; ``columns`` is among its extra files."""
+def _written(module: nn.Module, rows: Tensor, columns: str) -> bytes:
+    """A program of torch.export for any number of rows; ``columns`` is among its extra files."""
     file = io.BytesIO()
-    program = torch.export.export(module, (rows,), dynamic_shapes=_any_rows(), strict=False)
+    any_rows = {"x": {0: torch.export.Dim("rows", min=1)}}
+    program = torch.export.export(module, (rows,), dynamic_shapes=any_rows, strict=False)
     torch.export.save(program, file, extra_files={"columns.json": columns})
     return file.getvalue()
-
-
-def _read_pt2(program: bytes) -> Answering:
-    answer: Answering = torch.export.load(io.BytesIO(program)).module()
-    return answer
-
-
-def _as_onnx(module: nn.Module, rows: Tensor, columns: str) -> bytes:
-    """A model with input ``x`` and output ``y``; ``columns`` is among its metadata."""
-    with _quiet():
-        program = torch.onnx.export(
-            module, (rows,), dynamo=True, dynamic_shapes=_any_rows(), input_names=["x"],
-            output_names=["y"], verbose=False,
-        )  # fmt: skip
-        assert program is not None
-        model: Any = program.model_proto
-    model.metadata_props.add(key="columns", value=columns)
-    content: bytes = model.SerializeToString()
-    return content
-
-
-def _read_onnx(program: bytes) -> Answering:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
-
-    def answer(x: Tensor) -> Tensor:
-        (y,) = session.run(None, {"x": x.numpy()})
-        return torch.from_numpy(y)
-
-    return answer
-
-
-FORMATS = {".pt2": (_as_pt2, _read_pt2), ".onnx": (_as_onnx, _read_onnx)}
-"""How a program is written and read back, by the ending of its file."""
-
-
-def _any_rows() -> dict[str, Any]:
-    """The input of a program has any number of rows."""
-    return {"x": {0: torch.export.Dim("rows", min=1)}}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what torch.onnx says about packages that are not there, and about itself."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
