@@ -29,7 +29,7 @@ from fedgradnorm.experiments._statistics import Estimate
 TITLE = "Benefit over training alone"
 
 Measured = Mapping[tuple[str, int], Sequence[ClientGain]]
-"""What the command ``benefit`` wrote, by method and number of seeds."""
+"""What the command ``benefit`` wrote, by variant and number of seeds."""
 
 _NUMBERS = ("alone", "joined", "gain", "low", "high")
 
@@ -149,7 +149,7 @@ def variant_benefits(report: Report, measured: Measured) -> list[VariantBenefit]
             ClientGain(row.task, row.task, row.metric, row.unit, row.seeds, row.theirs, row.ours,
                        row.effect, row.low, row.high) for row in mine.itertuples()
         )  # fmt: skip
-        known = tuple(measured.get((groups[name].method, report.seeds[name]), ()))
+        known = tuple(measured.get((groups[name].label, report.seeds[name]), ()))
         here = {client for run in groups[name].whole for client in run.clients}
         given = bool(known) and {one.client for one in known} == here
         if given or clients:
