@@ -438,6 +438,15 @@ def test_benefit_elsewhere() -> None:
     said("results/README", "landmark error {} → {} %, other tasks {} → {} points over training",
          *(number("mtfl-50", unit, method)[0] for unit in ("%", "points")
            for method in (equal, task)))  # fmt: skip
+    ends = ("shared", "tuned")
+    said(
+        "choose",
+        "on School from {} to {} %",
+        *(number("school", "%", STEADY, end)[0] for end in ends),
+    )
+    for data, unit in COLUMNS[5:]:
+        before, after = (number(data, unit, STEADY, end)[0] for end in ends)
+        assert abs(after - before) < 0.5
     choose = cells("choose", "gain of a variant that did well")
     holds(choose["139 schools"][0].replace("±", ""), *number("school", "%", STEADY, "tuned"))
     holds(
