@@ -420,7 +420,8 @@ def course_table(rows: Sequence[record.Row], epochs: Sequence[int] = (4, 10, 20,
 
 def tables_of(rows: Sequence[record.Row]) -> list[str]:
     """The tables of the page."""
-    return [score_table(rows, *setting) for setting in SETTINGS] + [course_table(rows)]
+    trained = {(row["labels"], row.get("heads")) for row in rows}
+    return [score_table(rows, *one) for one in SETTINGS if one in trained] + [course_table(rows)]
 
 
 def main() -> None:

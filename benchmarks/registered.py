@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +30,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import points
 import record
 
 REGISTERED = [100, 1_000, 10_000, 100_000]
@@ -160,12 +161,19 @@ def measured(given: argparse.Namespace) -> Iterator[list[record.Row]]:
         rows = list[record.Row]()
         for registered in [100, 600] if given.quick else REGISTERED:
             rounds = 8 if given.quick else 2 * MEASURED + 3 * registered // ACTIVE
-            more = "--rounds", str(rounds)
-            rows.append(points.apart(__file__, given, registered, *more))
+            rows.append(apart(given, registered, rounds))
             for ratio, key in RATIOS.items():
                 rows[-1][ratio] = rows[-1][key] / rows[0][key]
             print(rows[-1], file=sys.stderr, flush=True)
         yield rows
+
+
+def apart(given: argparse.Namespace, registered: int, rounds: int) -> record.Row:
+    """A point that is measured in a process of its own, so that its peak is its own."""
+    words = [sys.executable, __file__, "--point", str(registered), "--rounds", str(rounds)]
+    words += ["--threads", str(given.threads)] if given.threads else []
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def medians(repeats: Sequence[list[record.Row]]) -> list[record.Row]:
@@ -183,34 +191,49 @@ def medians(repeats: Sequence[list[record.Row]]) -> list[record.Row]:
 
 def draw(rows: Sequence[record.Row], path: Path) -> None:
     """Two panels over the number of registered clients: a round, and memory."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     from fedgradnorm._report.colours import COLOURS
     from fedgradnorm._report.figures import save
 
-    drawing, left, right = points.panels()
+    drawing = Figure(figsize=(9.2, 3.7), layout="constrained")
+    FigureCanvasAgg(drawing)
+    left, right = drawing.subplots(1, 2)
     count = [row["registered"] for row in rows]
     for colour, key, label in ((0, "round_ms", "later"), (6, "first_ms", "first")):
         values = [row[key] for row in rows]
         left.plot(count, values, color=COLOURS[colour], marker="o", linewidth=2, label=label)
     left.legend(fontsize=9, frameon=False)
     right.plot(count, [row["beyond_gb"] for row in rows], color=COLOURS[1], marker="o", linewidth=2)
-    over = "registered clients"
-    points.dress(left, f"Time of a round with {ACTIVE} clients", "milliseconds", over)
-    points.dress(right, "Memory beyond library and data", "GB", over)
+    left.set(title=f"Time of a round with {ACTIVE} clients", ylabel="milliseconds")
+    right.set(title="Memory beyond library and data", ylabel="GB")
     for axes in (left, right):
+        axes.title.set(size=12, weight="bold")
+        axes.set(xscale="log", xlabel="registered clients")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
         axes.set_ylim(bottom=0)
     save(drawing, path)
 
 
 def main() -> None:
-    parser = points.options(__doc__)
+    parser = record.options(__doc__)
+    parser.add_argument("--draw", action="store_true", help="measure nothing, draw what is there")
+    parser.add_argument("--point", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=MEASURED, help=argparse.SUPPRESS)
     given = parser.parse_args()
     target = given.out / "registered.json"
-    if points.begin(given, target, lambda: point(given.point, given.rounds), draw):
-        return
-    rows = medians(list(measured(given)))
-    record.write(target, record.about(), rows, COLUMNS)
-    draw(rows, target.with_suffix(".png"))
+    record.begin(given)
+    if given.point:
+        print(json.dumps(point(given.point, given.rounds)))
+    elif given.draw:
+        draw(json.loads(target.read_text())["rows"], target.with_suffix(".png"))
+    else:
+        rows = medians(list(measured(given)))
+        record.write(target, record.about(), rows, COLUMNS)
+        draw(rows, target.with_suffix(".png"))
 
 
 if __name__ == "__main__":

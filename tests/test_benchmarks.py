@@ -55,16 +55,6 @@ def test_a_rival_trains_what_we_train(tmp_path, rival, module):
 
 
 @pytest.mark.slow
-def test_limits_counts_what_network_2_needs(tmp_path):
-    found = run("limits", tmp_path, "--devices", "cpu", "--only", "3 clients", "1 head")
-    rows, parameters, first_layer = 3 * 8, 3_932_160, 256 * 512
-    assert found["rows"][0]["gflop"] == pytest.approx(
-        rows * (6 * parameters - 2 * first_layer) / 1e9
-    )
-    assert all(0 < row["products"] <= row["reached"] for row in found["rows"])
-
-
-@pytest.mark.slow
 def test_registered_clients_are_measured_and_drawn(tmp_path):
     found = run("registered", tmp_path)
     assert [row["registered"] for row in found["rows"]] == [100, 600]
@@ -72,35 +62,11 @@ def test_registered_clients_are_measured_and_drawn(tmp_path):
     assert (tmp_path / "registered.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
-def test_ranks_and_rows_on_a_disk_are_measured(tmp_path):
-    (alone, eight) = run("ranks", tmp_path, "--only", "one process")["rows"]
-    assert alone["share"] == 1
-    assert 1 < eight["share"] < eight["worst"] < 2
-    (few,) = run("streamed", tmp_path)["rows"]
-    assert few["executor"] == "joint"
-    assert few["held_ms"] > 0
-
-
-@pytest.mark.slow
-def test_scale_measures_and_draws(tmp_path):
-    found = run("scale", tmp_path)
-    assert [row["clients"] for row in found["rows"]] == [1, 3]
-    assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_the_functions_that_a_round_visits_are_counted():
     found = re.findall(r"^(.+?) +(\d+) functions in +(\d+) files$", start("trace"), re.MULTILINE)
     counts = {part: (int(functions), int(files)) for part, functions, files in found}
     assert counts.keys() == {"set-up", "one default round"}
     assert all(files < functions for functions, files in counts.values())
-
-
-@pytest.mark.slow
-def test_clients_alone_are_timed_beside_fedrep(tmp_path):
-    rows = run("alone", tmp_path)["rows"]
-    assert [row["work"] for row in rows] == ["139 schools, 28-32-16", "10 clients, Network 1"]
-    assert all(row["fedrep"] > 0 and row["setup"] > 0 for row in rows)
 
 
 @pytest.mark.slow

@@ -201,6 +201,27 @@ def test_benefit(config, tmp_path):
     assert again.stdout == result.stdout
 
 
+def test_benefit_tries_heads(config, tmp_path):
+    first, other = 'train = "class.npz"', 'task = "regression"\ntrain = "value.npz"'
+    same = 'task = "classification"\ntask_name = "it"\ntrain = "class.npz"'
+    text = config.read_text().replace(first, f'{first}\ntask_name = "it"').replace(other, same)
+    config.write_text(text)
+    words = [*BENEFIT, "data.seed=0", "--try-heads", "--seeds", 2]
+    result = cli("benefit", config, *words)
+    assert result.exit_code == 0, result.output
+    assert "Validation picks " in result.stdout
+    assert "8 of 8 runs done" in result.stderr
+    folder = tmp_path / "runs" / "small-benefit"
+    table = pd.read_csv(folder / "benefit.csv")
+    (named,) = set(table.method)
+    assert f"{named} against alone, mean over 2 seeds" in result.stdout
+    page = (folder / "report.html").read_text()
+    assert "fedgradnorm sharing.head_own=bias sharing.heads=task" in page
+    again = cli("benefit", config, *words)
+    assert again.stdout == result.stdout
+    assert "round" not in again.stderr
+
+
 def test_benefit_says_what_python_says_and_by_loss(config, tmp_path):
     config_ = load_config(config, BENEFIT)
     network, clients, weighting, settings = build(config_)
@@ -269,6 +290,8 @@ def test_benefit_refuses(config, tmp_path):
     assert "at least 1, not 0" in refused(tmp_path, "benefit", config, "--seeds", 0)
     assert "leave [sweep] out" in refused(tmp_path, "benefit", config, "sweep.lr=[0.1]")
     assert "--by" in refused(tmp_path, "benefit", config, "--by", "auc")
+    by_validation = [*BENEFIT, "--try-heads"]
+    assert "share a task" in refused(tmp_path, "benefit", config, *by_validation)
     text = config.read_text().replace("test_share = 0.25\n", "")
     config.write_text(text)
     assert "no test rows" in refused(tmp_path, "benefit", config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -165,21 +166,90 @@ def test_fedbabus_heads_move_at_the_end_only() -> None:
     assert (after < before).all()
 
 
-def test_fedbabus_clients_of_one_task_have_one_random_head_until_the_end() -> None:
-    """Oh et al. 2022, algorithm 1: the body learns for one initial head, which stays as it is."""
-    clients = [
-        fgn.Client(one.name, fgn.classification(3, name="corner"), train=one.train)
-        for one in alike()
+def wards(kinds: dict[str, str]) -> list[fgn.Client]:
+    """Clients by name whose tasks are named after their kind."""
+    return [
+        fgn.Client(name, toys.task(kind, name=kind), train=toys.rows(kind, 20 + 4 * place))
+        for place, (name, kind) in enumerate(kinds.items())
     ]
-    settings = dict(fgn.methods()["fedbabu"].settings) | {"heads": "task"}
 
-    def heads(final_head_steps: int) -> list[torch.Tensor]:
-        how = settings | {"final_head_steps": final_head_steps, "rounds": 3, "batch_size": 8}
-        run = flat.train(toys.network(), clients, weighting=fgn.Equal(), lr=0.05, **how)
-        return [toys.parameters(head) for head in run.heads.values()]
 
-    assert torch.equal(*heads(0))
-    assert not torch.equal(*heads(5))
+def fedbabu(clients: list[fgn.Client], rounds: int, steps: int) -> fgn.Run:
+    """The method, or with no steps at the end what it does until then."""
+    name: dict[str, Any] = {"method": "fedbabu", "personalization": {"final_head_steps": steps}}
+    until_then: dict[str, Any] = {"method": "fedrep", "sharing": {"heads": "task"}}
+    local = {"batch_size": None, "head_optimizer": SGD}
+    return fgn.train(
+        toys.network(),
+        clients,
+        rounds=rounds,
+        lr=0.05,
+        local=local if steps else {**local, "head_steps": 0},
+        server={"server_optimizer": SGD},
+        compute={"device": "cpu"},
+        **(name if steps else until_then),
+    )
+
+
+def test_fedbabu_is_its_papers_algorithm() -> None:
+    """Oh et al. 2022, algorithm 1: all bodies learn for one random head, each client then tunes it.
+
+    With full batches and one local step, the mean of models is one step on the mean gradient. There
+    is one such head for each task here.
+    """
+    clients = wards({"a": "corner", "b": "side", "c": "corner", "d": "corner", "e": "side"})
+    of = {client.name: client.task.name for client in clients}
+    first = fedbabu(clients, 1, 0).heads
+    for one in of:
+        for other in of:
+            alike = of[one] == of[other]
+            pair = toys.parameters(first[one]), toys.parameters(first[other])
+            assert pair[0].shape != pair[1].shape or torch.equal(*pair) == alike
+    body, lr = toys.network(), 0.05
+    for _ in range(3):
+        losses = [c.task.loss(first[c.name](body(c.train[0].double())), c.train[1])
+                  for c in clients]  # fmt: skip
+        gradients = torch.autograd.grad(sum(losses) / len(losses), list(body.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(body.parameters(), gradients, strict=True):
+                parameter -= lr * gradient
+    fixed, tuned = fedbabu(clients, 3, 0), fedbabu(clients, 3, 4)
+    for run in (fixed, tuned):
+        torch.testing.assert_close(toys.parameters(run.network), toys.parameters(body))
+    for client in clients:
+        before, head = first[client.name], copy.deepcopy(first[client.name])
+        assert torch.equal(toys.parameters(fixed.heads[client.name]), toys.parameters(before))
+        features = body(client.train[0].double()).detach()
+        for _ in range(4):
+            loss = client.task.loss(head(features), client.train[1])
+            gradients = torch.autograd.grad(loss, list(head.parameters()))
+            with torch.no_grad():
+                for parameter, gradient in zip(head.parameters(), gradients, strict=True):
+                    parameter -= lr * gradient
+        torch.testing.assert_close(toys.parameters(tuned.heads[client.name]), toys.parameters(head))
+
+
+def test_a_new_client_tunes_the_head_that_fedbabu_trained_with() -> None:
+    clients = wards({"b": "corner", "a": "corner", "c": "side"})
+    first = fedbabu(clients, 2, 0).heads
+    run = fedbabu(clients, 2, 5)
+    assert not torch.equal(*(toys.parameters(run.heads[name]) for name in "ab"))
+    rows = {"train": toys.rows("corner", 30), "validation": toys.rows("corner", 40)}
+    late = fgn.Client("late", toys.task("corner", name="corner"), **rows)
+    begun = run.personalize(late, steps=1, lr=1e9, what="head")  # worse, so it keeps the first
+    assert begun.manifest["personal"]["late"]["step"] == 0
+    assert torch.equal(toys.parameters(begun.heads["late"]), toys.parameters(first["a"]))
+
+
+def test_fedbabus_heads_cost_no_traffic_and_tasks_may_have_one_client_each() -> None:
+    apart = fedbabu(wards({"a": "corner", "b": "side"}), 2, 3)
+    assert apart.manifest["settings"]["heads"] == "task"
+    given = [toys.client(name, size, kind="corner") for name, size in (("a", 48), ("b", 24))]
+    frozen, moving = (
+        toys.federation(toys.network(), given, heads="task", head_steps=steps) for steps in (0, 1)
+    )
+    down_and_up = 2 * 8 * toys.parameters(toys.head(moving, "a")).numel()
+    assert moving.bytes_per_round("a") - frozen.bytes_per_round("a") == down_and_up
 
 
 @pytest.mark.parametrize("executor", ["loop", "joint"])

@@ -7,9 +7,11 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ from experiments.test_stopping import clients, losses
 from fedgradnorm._benefit.benefit import Benefit, over_seeds
 from fedgradnorm._benefit.bootstrap import interval, resampled_means
 from fedgradnorm._benefit.client_gain import UNCLEAR, HeldOut, client_gains
+from fedgradnorm._benefit.heads import HEADS, validation_gains
 
 HOW = {"rounds": 5, "batch_size": 8, "lr": 0.05, "device": "cpu", "eval_every": 1}
 
@@ -303,3 +306,113 @@ def test_benefit_refuses_before_it_trains() -> None:
         fgn.benefit(toys.network(), clients(), round=3)
     with pytest.raises(fgn.DataError, match="no test rows"):
         fgn.benefit(toys.network(), [replace(c, test=None) for c in clients()], rounds=10**9)
+
+
+# ------------------------------------------------------------------------ heads that are tried
+
+
+def wards(**changes: Any) -> list[fgn.Client]:
+    """Four clients with one task, whose labels differ in prevalence."""
+
+    def rows(place: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        chance = np.random.default_rng([place, count])
+        x = chance.normal(size=(count, toys.FEATURES))
+        return x, (x[:, 0] + chance.normal(size=count) > place - 1.5).astype(int)
+
+    task = fgn.classification(2, name="sick")
+    return [
+        replace(fgn.Client(f"ward-{i}", task, rows(i, 20), rows(i, 61), rows(i, 60)), **changes)
+        for i in range(4)
+    ]
+
+
+TRIES = {**HOW, "rounds": 12, "keep": "best", "weighting": fgn.Equal()}
+
+
+@pytest.fixture(scope="module")
+def tried() -> Benefit:
+    return flat.benefit(toys.network(), wards(), try_heads=True, **TRIES)
+
+
+def test_the_heads_with_the_least_validation_loss_are_picked(tried: Benefit) -> None:
+    """As by hand: a training for each, and the mean of the clients' last validation losses."""
+    alone = flat.train(toys.network(), wards(), share="none", **TRIES)
+    runs = {n: flat.train(toys.network(), wards(), **TRIES, **how) for n, how in HEADS.items()}
+    base = np.mean(list(losses(alone).values()))
+    for name, run in runs.items():
+        loss = np.mean(list(losses(run).values()))
+        assert tried.tried[name] == pytest.approx(100 * (base - loss) / base)
+    best = max(HEADS, key=tried.tried.__getitem__)
+    assert tried.heads == best
+    assert tried.picked == (best if tried.tried[best] > 0 else "training alone")
+    assert tried.gains == runs[best].benefit(alone, wards()).gains
+    assert tried.sentence.startswith(f"Validation picks {tried.picked} (gain in validation loss ")
+
+
+def test_test_examples_pick_nothing(tried: Benefit) -> None:
+    x, _ = wards()[0].test
+    other = wards(test=(x, np.arange(len(x)) % 2))
+    again = flat.benefit(toys.network(), other, try_heads=True, **TRIES)
+    assert again.tried == tried.tried
+    assert again.gains != tried.gains
+
+
+def test_alone_may_be_picked_and_diverged_heads_never() -> None:
+    found = replace(many(2), tried={"own heads": -3.0, "shared heads": -math.inf})
+    assert (found.picked, found.heads) == ("training alone", "own heads")
+    assert found.sentence.startswith(
+        "Validation picks training alone (gain in validation loss over training alone: own heads "
+        "-3.0 %, shared heads -inf %). What follows is of own heads. Joining helps "
+    )
+
+
+def test_a_tasks_units_and_number_of_clients_pick_nothing() -> None:
+    """The gain of a task is relative, and every task counts once."""
+    far = toys.task("place", name="far")
+    clients = [*wards(), *(replace(toys.client(name, kind="place"), task=far) for name in "ab")]
+    clients = [replace(one, validation=one.train) for one in clients]
+
+    def run(near: float, far: float) -> Any:
+        rows = [(one.name, far if one.task_name == "far" else near) for one in clients]
+        table = pd.DataFrame(rows, columns=["client", "loss"]).assign(split="validation")
+        early = table.assign(loss=math.nan)
+        return SimpleNamespace(history=pd.concat([early, table]))
+
+    runs = dict(zip(HEADS, (run(0.5, 2e6), run(math.nan, 1e6), run(1.0, 0.0)), strict=True))
+    found = validation_gains(runs, run(1.0, 1e6), clients)
+    assert list(found.values()) == pytest.approx([(50 - 100) / 2, -math.inf, (0 + 100) / 2])
+
+
+@pytest.mark.parametrize(
+    ("given", "how", "message"),
+    [
+        (wards(), {"heads": "task"}, r"tries heads, and sharing.heads = 'task' is set"),
+        (wards(validation=None), {}, "picks heads by validation, and no client has validation"),
+        (clients(), {}, "no two of the 3 clients share a task"),
+        (
+            [replace(one, labels=("no", one.name)) for one in wards()], {},
+            "whose outputs mean different classes",
+        ),
+    ],
+)  # fmt: skip
+def test_heads_that_cannot_be_tried_are_refused_before_training(given, how, message) -> None:
+    long = {**TRIES, "rounds": 10**9, "keep": "last"}
+    with pytest.raises(fgn.ConfigError, match=message):
+        flat.benefit(toys.network(), given, try_heads=True, **long, **how)
+
+
+def test_tried_heads_are_kept_in_folders_and_resumed(tmp_path: Path, tried: Benefit) -> None:
+    how = {**TRIES, "folder": tmp_path, "try_heads": True}
+    stages: list[str] = []
+
+    def stop(event: Any) -> None:
+        stages.append(event.stage)
+        if (event.stage, event.round) == ("shared heads", 3):
+            raise KeyboardInterrupt
+
+    with pytest.raises(fgn.Interrupted, match="stopped after round 3"):
+        flat.benefit(toys.network(), wards(), progress=stop, **how)
+    again = flat.benefit(toys.network(), wards(), resume=True, **how)
+    assert again.tried == tried.tried
+    assert again.gains == tried.gains
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", *sorted(HEADS)]

@@ -12,7 +12,7 @@ import scipy.stats
 
 from experiments.small_config import small_config
 from fedgradnorm._errors import ConfigError, DataError, RunFolderError, TrainingError
-from fedgradnorm._report.frame import read_report
+from fedgradnorm._report.frame import overlap, read_report
 from fedgradnorm._runs.history import averaged_weights
 from fedgradnorm._runs.loading import load
 from fedgradnorm._runs.manifest import read_manifest
@@ -303,3 +303,19 @@ def test_records_of_folders_and_of_runs_agree(config, tmp_path):
     assert collect([tmp_path / "saved"])[0][0].method == "GradNorm absolute"
     with pytest.raises(RunFolderError, match=r"no run\.json"):
         collect([tmp_path / "runs"])
+
+
+@pytest.mark.parametrize(("words", "wanted"), [([], 10 / 30), (["data.seed=0"], 0.0)], ids=str)
+def test_intervals_allow_for_test_rows_that_every_seed_draws_again(tmp_path, words, wanted):
+    """Nadeau and Bengio's n_test / n_train; nothing where all seeds have the same rows."""
+    config = load_config(small_config(tmp_path), ["rounds=2", *words])
+    compare(config, ["fedrep", "local"], 2, folder=tmp_path / "runs")
+    report = read_report([tmp_path / "runs"])
+    assert [overlap(one) for one in report.groups.values()] == pytest.approx([wanted] * 2)
+    table = report.effects["score"].set_index("task").loc["value"]
+    both = report.frame[report.frame.task == "value"].pivot(
+        index="seed", columns="variant", values="score"
+    )
+    change = 100 * (both.fedrep - both.local) / both.fedrep
+    half = scipy.stats.t.ppf(0.975, 1) * change.std() * (1 / 2 + wanted) ** 0.5
+    assert table.high - table.low == pytest.approx(2 * half)

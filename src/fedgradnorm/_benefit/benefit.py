@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from fedgradnorm._benefit.bootstrap import mean_interval
 from fedgradnorm._benefit.client_gain import VERDICTS, ClientGain
+from fedgradnorm._benefit.heads import ALONE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,13 +47,26 @@ class Mean:
 class Benefit:
     """What every client gains by joining; ``joined`` and ``alone`` are the runs, if they are here.
 
-    ``print`` it for the table, folded where there are many clients, and the sentence.
+    ``print`` it for the table, folded where there are many clients, and the sentence. ``tried`` has
+    the gain in validation loss, in percent, of each kind of heads that was tried; ``joined`` is the
+    run of the best of them.
     """
 
     gains: tuple[ClientGain, ...]
     joined: Any = field(default=None, repr=False)
     alone: Any = field(default=None, repr=False)
     seed: int = 0
+    tried: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def heads(self) -> str:
+        """The heads of ``joined``, where several kinds were tried: the best by validation."""
+        return max(self.tried, key=self.tried.__getitem__, default="")
+
+    @property
+    def picked(self) -> str:
+        """What validation picks of these heads and "training alone"; "" if none were tried."""
+        return ALONE if self.tried and self.tried[self.heads] <= 0 else self.heads
 
     @property
     def table(self) -> pd.DataFrame:
@@ -78,8 +92,16 @@ class Benefit:
 
     @property
     def sentence(self) -> str:
-        """How many clients joining helps, and how much on average."""
-        return " ".join((counted([one.verdict for one in self.gains]), *map(str, self.means)))
+        """How many clients joining helps, and how much on average; first, what was picked."""
+        helped = " ".join((counted([one.verdict for one in self.gains]), *map(str, self.means)))
+        return f"{self._heads} {helped}" if self.tried else helped
+
+    @property
+    def _heads(self) -> str:
+        numbers = ", ".join(f"{name} {value:+.1f} %" for name, value in self.tried.items())
+        shown = "" if self.picked == self.heads else f" What follows is of {self.heads}."
+        gain = "gain in validation loss over training alone"
+        return f"Validation picks {self.picked} ({gain}: {numbers}).{shown}"
 
     def __str__(self) -> str:
         places = folded([one.gain for one in self.gains])

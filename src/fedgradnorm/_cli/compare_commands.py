@@ -172,6 +172,12 @@ def benefit(
     by: Annotated[
         str, typer.Option("--by", help="Judge classes by accuracy (score), or by their loss.")
     ] = "score",
+    try_heads: Annotated[
+        bool,
+        typer.Option(
+            "--try-heads", help="Own, shared, or shared with own bias: let validation pick."
+        ),
+    ] = False,
     seeds: Annotated[
         int,
         typer.Option("--seeds", "-s", help="Number of seeds, starting with the config's `seed`."),
@@ -184,7 +190,9 @@ def benefit(
     """Train together and alone, and show what each client gains.
 
     The config's method is trained, and each client alone with the same settings and the same
-    stopping. Both are compared on every client's test rows. The runs are in
+    stopping. Both are compared on every client's test rows. With --try-heads the method is trained
+    with own heads, with one head per task, and with one head per task but own biases; the least
+    validation loss decides which is compared. The runs are in
     OUTPUT/NAME-benefit; called again, finished ones are kept and stopped ones resumed. benefit.csv
     and a page are written next to them.
 
@@ -193,12 +201,14 @@ def benefit(
     - `fedgradnorm benefit school data.validation_share=0.2 keep_best=true`
 
     - `fedgradnorm benefit landmine --by loss --seeds 3 --jobs 2`
+
+    - `fedgradnorm benefit school data.validation_share=0.2 keep_best=true --try-heads`
     """
     from fedgradnorm._checks import one_of
     from fedgradnorm._report.benefit import client_grid, write_benefit
     from fedgradnorm._report.page import write_page
     from fedgradnorm.experiments._benefit_runs import benefit as run_both
-    from fedgradnorm.experiments._benefit_runs import benefit_folder
+    from fedgradnorm.experiments._benefit_runs import benefit_folder, variant_name
     from fedgradnorm.experiments._config.config_file import load_config
 
     one_of("--by", by, ("score", "loss"))
@@ -207,12 +217,13 @@ def benefit(
     folder = benefit_folder(wanted) if out is None else out
     with resumable("the same command"), data_bar("data") as bar, showing_runs() as watch:
         found = run_both(
-            wanted, seeds, folder=folder, by="loss" if by == "loss" else "score", jobs=jobs,
-            watch=watch, data_progress=bar,
+            wanted, seeds, folder=folder, by="loss" if by == "loss" else "score",
+            try_heads=try_heads, jobs=jobs, watch=watch, data_progress=bar,
         )  # fmt: skip
+    name = variant_name(wanted, found)
     many = f"mean over {seeds} seeds" if seeds > 1 else f"seed {wanted.seed}"
-    say(client_grid(found, f"{wanted.method} against alone, {many}"))
-    write_benefit(found, folder / BENEFIT, wanted.method, seeds)
+    say(client_grid(found, f"{name} against alone, {many}"))
+    write_benefit(found, folder / BENEFIT, name, seeds)
     page = write_page([folder], folder / REPORT)
     say(f"table:   {folder / BENEFIT}")
     say(f"page:    {folder / REPORT} (opens in any browser, works offline)")

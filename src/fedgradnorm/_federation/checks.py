@@ -83,7 +83,7 @@ def check_shared_tasks(clients: Sequence[Client], settings: Settings, weighting:
     """A ConfigError where heads or weights are asked for by task, and who shares one is not known.
 
     Clients that average their heads must have the same labels. MGDA by task is FSMGDA, whose tasks
-    may well have one client each.
+    may well have one client each; so may those whose heads stay as they begin (FedBABU).
     """
     named = {c.name: c for c in clients if c.label_names and not c.task.has_real_targets}
     for group in head_groups({c.name: c.shared_task for c in clients}, settings.heads):
@@ -110,7 +110,8 @@ def check_shared_tasks(clients: Sequence[Client], settings: Settings, weighting:
     for client in clients:
         groups.setdefault(client.shared_task, []).append(client)
     if all(len(some) == 1 for some in groups.values()):
-        if settings.heads != "task" and isinstance(weighting, MGDA):
+        by_task = settings.heads == "task" and not settings.fixes_heads
+        if not by_task and (settings.weight_per != "task" or isinstance(weighting, MGDA)):
             return
         raise ConfigError(
             f"{asked} changes nothing here: no two of the {len(clients)} clients share a task; "

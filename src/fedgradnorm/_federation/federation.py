@@ -119,7 +119,7 @@ class Federation:
             for group in self._alone.table.group(self.names):
                 for key, value in {NETWORK: self.server.shared, **own}.items():
                     group.part.add_column(key, value)
-        if self.shared_heads.groups:
+        if self.shared_heads.groups and not settings.fixes_heads:
             self.server.afterwards = self._average_heads
         if self.shares and settings.compile and device.type == "cuda":
             self.server.fuse()
@@ -334,7 +334,8 @@ class Federation:
             return 0
         shared = self.server.shared
         down = shared.numel() if name in self._receivers else 0
-        numbers = shared.numel() + down + 2 * self.shared_heads.sizes.get(name, 0)
+        head = 0 if self.settings.fixes_heads else self.shared_heads.sizes.get(name, 0)
+        numbers = shared.numel() + down + 2 * head
         return numbers * shared.element_size() + 8 * self._scalars
 
     def state_dict(self, rows: bool = True) -> dict[str, Any]:

@@ -46,12 +46,13 @@ Method(
 Method(
     "fedbabu",
     Equal,
-    settings={"head_steps": 0, "final_head_steps": 200},
-    tunable=["final_head_steps"],
-    summary="random heads until the end, then tuned",
-    source="Oh et al. 2022",
+    settings={"head_steps": 0, "heads": "task", "final_head_steps": 200},
+    tunable=["heads", "final_head_steps"],
+    summary="one random head per task, tuned at the end",
+    source="Oh et al. 2022, algorithm 1",
     equation=(
-        r"g_i = \nabla_{\omega} F_i(\omega, h_{i0}), \quad \mathrm{at \; the \; end} \; "
+        r"g_i = \nabla_{\omega} F_i(\omega, h_{k 0}) \; \mathrm{for \; all \;} i \; "
+        r"\mathrm{of \; task \;} k, \quad \mathrm{at \; the \; end} \; "
         r"h_i \leftarrow h_i - \eta_h \nabla_h F_i(\omega, h_i)"
     ),
 ).register()

@@ -60,7 +60,7 @@ def measured_grids(report: Report, places: Sequence[Path]) -> tuple[list[Grid], 
             clients = {one.client for one in found.gains}
             for one in report.everybody:
                 here = {client for run in one.whole for client in run.clients}
-                if (one.method, len(one.seeds)) == (method, seeds) and clients == here:
+                if (one.label, len(one.seeds)) == (method, seeds) and clients == here:
                     grid = client_grid(found, f"{TITLE}: {one.label}")
                     grids.append(grid)
                     break

@@ -32,7 +32,14 @@ from fedgradnorm._runs.reader import (
 )
 from fedgradnorm._runs.task_lines import MEDIAN, line_name
 from fedgradnorm.data._source import SOURCES
-from fedgradnorm.experiments._groups import Group, data_sets, group, pooled_groups, unlike
+from fedgradnorm.experiments._groups import (
+    Group,
+    data_sets,
+    fingerprint,
+    group,
+    pooled_groups,
+    unlike,
+)
 from fedgradnorm.experiments._statistics import estimate, first_reach, gain, holm, paired_p
 from fedgradnorm.experiments._sweep import point_name
 from fedgradnorm.tasks._named_metrics import higher_is_better
@@ -263,8 +270,11 @@ def overlap(one: Group) -> float:
     """Test examples per training example where each seed splits the same examples again, else 0.
 
     Where the test set is fixed, as MTFL's, or new data is generated, seeds share no such split.
+    Nor do seeds that were all trained on the same rows.
     """
     run = one.whole[0]
+    if len(one.whole) > 1 and len({fingerprint(run) or id(run) for run in one.whole}) == 1:
+        return 0.0
     data = run.config.get("data")
     if not isinstance(data, dict) or made_by_program(data):
         return 0.0

@@ -678,6 +678,11 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
         return self.keep != "last"
 
     @property
+    def fixes_heads(self) -> bool:
+        """Whether no head is trained before the last round (FedBABU)."""
+        return self.head_steps == 0 and self.phases != "joint"
+
+    @property
     def judges(self) -> bool:
         """Whether evaluations are compared, to stop early or to keep the best round."""
         return self.keeps_best or self.patience is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +14,11 @@ from typing import Any
 from torch import nn
 
 from fedgradnorm._benefit.benefit import Benefit
+from fedgradnorm._benefit.heads import HEADS, validation_gains
 from fedgradnorm._benefit.measuring import By, testable
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._federation.checks import check_shared_tasks
 from fedgradnorm._launched import is_leader
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.files import present
@@ -28,8 +31,10 @@ from fedgradnorm.weighting import Equal, Weighting
 
 log = logging.getLogger("fedgradnorm")
 
-STAGE = "alone"
-"""The folder of the run without sharing, and the stage of its events."""
+JOINED, STAGE = "joined", "alone"
+"""The folders of the two runs; the second is also the stage of its events."""
+TRIED = tuple(reversed(HEADS))
+"""In the order of training: the one that asks most of clients is refused first."""
 
 
 def benefit(
@@ -39,6 +44,7 @@ def benefit(
     by: By = "score",
     folder: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    try_heads: bool = False,
     callbacks: Sequence[Callback | Option | Show] = (),
     **training: Any,
 ) -> Benefit:
@@ -49,17 +55,22 @@ def benefit(
         by: classes are judged by accuracy (``score``), or by their ``loss``; numbers by the loss.
         folder: where both runs are kept, as ``joined`` and ``alone`` inside it.
         resume: continue the runs in ``folder``; a run that is not there yet starts.
-        callbacks: as for :func:`fedgradnorm.train`, called in both runs. In the run without sharing
-            an event's ``stage`` is "alone".
+        try_heads: train with own heads, with shared heads (``heads="task"``), and with shared heads
+            with own bias, and take what has the least validation loss; the folders are called so.
+        callbacks: as for :func:`fedgradnorm.train`, called in all runs. In the run without sharing
+            an event's ``stage`` is "alone", and in those that are tried it says which.
         training: method, weighting and settings, as for :func:`fedgradnorm.train`. Alone,
             ``sharing.share`` is "none", and what needs a server or tunes a shared network
             (``heads``, ``weight_per``, ``aggregate``, ``ditto``, ``personalize``) is left out.
 
     Returns:
-        A benefit with ``table``, ``sentence``, and the two runs, ``joined`` and ``alone``.
+        A benefit with ``table``, ``sentence``, and the two runs, ``joined`` and ``alone``; of heads
+        that were tried also their ``tried`` gains, and what was ``picked``.
     """
     weighting, how, found = _chosen({**training, "callbacks": callbacks})
     given = testable(clients, by)
+    if try_heads:
+        check_heads(given, weighting, how)
     warn_of_overfitting(given, how)
     place = checked_folder(folder)
 
@@ -70,9 +81,32 @@ def benefit(
             mine = [stack.enter_context(_shown(name, one)) for one in found]
             return train_with(network, given, weighting, how, mine, folder=own, resume=begun)
 
-    joined = run("joined", weighting, how)
+    if not try_heads:
+        joined = run(JOINED, weighting, how)
+        return joined.benefit(run(STAGE, Equal(), how.alone()), given, by=by)
+    runs = {
+        name: run(name, copy.deepcopy(weighting), replace(how, **HEADS[name])) for name in TRIED
+    }
     alone = run(STAGE, Equal(), how.alone())
-    return joined.benefit(alone, given, by=by)
+    tried = validation_gains(runs, alone, given)
+    best = max(tried, key=tried.__getitem__)
+    return replace(runs[best].benefit(alone, given, by=by), tried=tried)
+
+
+def check_heads(clients: Sequence[Client], weighting: Weighting, settings: Settings) -> None:
+    """Refuse to try heads before anything is trained, where they cannot be shared or judged."""
+    if settings.heads != "own":
+        raise ConfigError(
+            f"benefit tries heads, and sharing.heads = {settings.heads!r} is set; leave it out, "
+            "choose a method that does not set it, or leave try_heads out"
+        )
+    if all(client.validation is None for client in clients):
+        raise ConfigError(
+            "benefit picks heads by validation, and no client has validation examples; give "
+            "clients validation=(x, y), or the data source a validation_share, or leave try_heads "
+            "out"
+        )
+    check_shared_tasks(clients, replace(settings, heads="task"), weighting)
 
 
 def warn_of_overfitting(clients: Sequence[Client], settings: Settings) -> None:
@@ -104,8 +138,8 @@ def _shown(name: str, callback: Callback) -> Iterator[Callback]:
         yield callback
     elif callback.show is not None:
         tell = callback.show
-        alone = name == STAGE
-        yield ShowProgress(lambda event: tell(replace(event, stage=STAGE) if alone else event))
+        stage = "" if name == JOINED else name
+        yield ShowProgress(lambda event: tell(replace(event, stage=stage) if stage else event))
     elif is_leader():
         from fedgradnorm._training.display import live_display
 

@@ -120,7 +120,8 @@ class Progress:
 
     ``losses`` are what ``shown`` names: a server over the network may know only loss ratios.
     ``ended`` is empty until the run is over; it then says what was saved, where that was a choice.
-    ``stage`` is "alone" in that run of :func:`fedgradnorm.benefit` in which nothing is shared.
+    ``stage`` is "alone" in that run of :func:`fedgradnorm.benefit` in which nothing is shared, and
+    says which heads are shared in those that try them.
     ``spread`` are new rows of quantiles, where the history does not have the rows of all clients.
     """
 

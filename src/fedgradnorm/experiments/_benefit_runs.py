@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedgradnorm._benefit.benefit import Benefit, over_seeds
+from fedgradnorm._benefit.heads import HEADS, validation_gains
 from fedgradnorm._benefit.measuring import By, testable
 from fedgradnorm._errors import ConfigError, TrainingError
 from fedgradnorm._methods import LOCAL
 from fedgradnorm._round.settings import keyed
 from fedgradnorm._runs.loading import load
-from fedgradnorm._training.benefit import warn_of_overfitting
+from fedgradnorm._training.benefit import JOINED, STAGE, TRIED, check_heads, warn_of_overfitting
 from fedgradnorm.data._sources import DataProgress
 from fedgradnorm.experiments._compare import (
     DataOf,
@@ -25,10 +27,7 @@ from fedgradnorm.experiments._compare import (
 )
 from fedgradnorm.experiments._config.config_file import Config, build, check
 from fedgradnorm.experiments._entries import Entry
-from fedgradnorm.experiments._execute import LoadedData, output_folder
-
-Pair = tuple[Trial, Trial]
-"""A seed's two runs: joined, and alone."""
+from fedgradnorm.experiments._execute import output_folder
 
 
 def benefit(
@@ -37,6 +36,7 @@ def benefit(
     *,
     folder: str | Path | None = None,
     by: By = "score",
+    try_heads: bool = False,
     jobs: int = 1,
     watch: Watch | None = None,
     data_progress: DataProgress | None = None,
@@ -44,26 +44,54 @@ def benefit(
     """Train the config's method, and each client alone, from each seed; the mean over seeds.
 
     The runs are in ``<output>/<name>-benefit`` unless ``folder`` says otherwise: the method's and
-    ``local``'s. Called again, it keeps what is finished and resumes what is not.
+    ``local``'s. Called again, it keeps what is finished and resumes what is not. With ``try_heads``
+    there is a run for each kind of heads, and validation picks one kind for all seeds.
     """
     place = benefit_folder(config) if folder is None else Path(folder)
-    pairs = _pairs(config, seeds, place)
-    trials = [trial for pair in pairs for trial in pair]
+    heads = {name: HEADS[name] for name in TRIED} if try_heads else {JOINED: {}}
+    of_seed = _trials(config, seeds, place, heads)
+    trials = [trial for found in of_seed for trial in found.values()]
     for trial in trials:
         check(trial.config)
     data = DataOf(data_progress)
-    warn_of_overfitting(testable(data(trials[0].config).clients, by), config.settings)
+    given = testable(data(trials[0].config).clients, by)
+    if try_heads:
+        check_heads(given, build(config, data(trials[0].config).clients)[2], config.settings)
+    warn_of_overfitting(given, config.settings)
     if failures := run_trials(trials, jobs, watch, data):
         raise TrainingError(f"{len(failures)} of {len(trials)} runs failed: {failures[0]}")
-    found = [_benefit(pair, data(pair[0].config), by) for pair in pairs]
-    return found[0] if len(found) == 1 else over_seeds(found)
+    benefits: dict[str, list[Benefit]] = {name: [] for name in heads}
+    tried = list[dict[str, float]]()
+    for found in of_seed:
+        network, clients, *_ = build(found[STAGE].config, data(found[STAGE].config).clients)
+        runs = {name: load(trial.folder, network) for name, trial in found.items()}
+        alone = runs.pop(STAGE)
+        for name, run in runs.items():
+            benefits[name].append(run.benefit(alone, clients, by=by))
+        if try_heads:
+            tried.append(validation_gains(runs, alone, testable(clients, by)))
+    means = {name: fmean(one[name] for one in tried) for name in HEADS} if try_heads else {}
+    each = benefits[max(means, key=means.__getitem__, default=JOINED)]
+    return replace(each[0] if seeds == 1 else over_seeds(each), tried=means)
 
 
 def benefit_folder(config: Config) -> Path:
     return output_folder(config) / f"{config.name}-benefit"
 
 
-def _pairs(config: Config, seeds: int, folder: Path) -> list[Pair]:
+def variant_name(config: Config, benefit: Benefit) -> str:
+    """What the run that was compared with training alone is called in tables."""
+    return _entry(config, HEADS.get(benefit.heads, {})).label
+
+
+def _entry(config: Config, heads: Mapping[str, Any]) -> Entry:
+    return Entry(config.method, dict(sorted(keyed(heads).items())))
+
+
+def _trials(
+    config: Config, seeds: int, folder: Path, heads: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Trial]]:
+    """A seed's runs: one for each kind of heads, then the one without sharing."""
     if seeds < 1:
         raise ConfigError(f"the number of seeds must be at least 1, not {seeds}")
     if config.settings.share == "none":
@@ -73,17 +101,20 @@ def _pairs(config: Config, seeds: int, folder: Path) -> list[Pair]:
         )
     if config.sweep:
         raise ConfigError("benefit takes one setting at a time; leave [sweep] out")
-    every = range(config.seed, config.seed + seeds)
-    return [(_trial(_joined(config, s), folder), _trial(_alone(config, s), folder)) for s in every]
 
+    def trial(entry: Entry, wanted: Config) -> Trial:
+        place = folder / run_name(entry.label, wanted.seed, {})
+        return Trial(entry, wanted, place, is_finished(wanted, place))
 
-def _trial(config: Config, folder: Path) -> Trial:
-    place = folder / run_name(config.method, config.seed, {})
-    return Trial(Entry(config.method, {}), config, place, is_finished(config, place))
-
-
-def _joined(config: Config, seed: int) -> Config:
-    return config.variant(config.method, seed)
+    found = list[dict[str, Trial]]()
+    for seed in range(config.seed, config.seed + seeds):
+        entries = {name: _entry(config, how) for name, how in heads.items()}
+        runs = {
+            name: trial(entry, config.variant(config.method, seed, own=entry.own))
+            for name, entry in entries.items()
+        }
+        found.append({**runs, STAGE: trial(Entry(LOCAL, {}), _alone(config, seed))})
+    return found
 
 
 def _alone(config: Config, seed: int) -> Config:
@@ -97,9 +128,3 @@ def _alone(config: Config, seed: int) -> Config:
 def _values(settings: Any) -> Mapping[str, Any]:
     """Settings as a config writes them: TOML has no null."""
     return {k: "none" if value is None else value for k, value in asdict(settings).items()}
-
-
-def _benefit(pair: Pair, data: LoadedData, by: By) -> Benefit:
-    network, clients, *_ = build(pair[0].config, data.clients)
-    joined, alone = (load(trial.folder, network) for trial in pair)
-    return joined.benefit(alone, clients, by=by)

@@ -19,7 +19,7 @@ from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._federation.checks import aligned
 from fedgradnorm._federation.federation import Federation
-from fedgradnorm._federation.heads import Patterns
+from fedgradnorm._federation.heads import Patterns, first_head
 from fedgradnorm._round.settings import Settings, completed
 from fedgradnorm._runs.after.starting import (
     columns_of,
@@ -90,7 +90,10 @@ def _tuned(run: Run, client: Client, settings: Settings, heads: str, head_own: P
     network = divided(_network(run, name), settings.shared, settings.frozen)
     like = _like(run, client, heads)
     head = known_head(run, network, client, settings, like)
-    if head is not None and like != name:
+    if head is not None and like != name and run.manifest["settings"]["final_head_steps"]:
+        # Heads have been tuned apart since: begin with the one that the network was trained with.
+        head = first_head(network, replace(client, name=like), settings, in_common=True)
+    elif head is not None and like != name:
         head = with_own_part(head, network, client, settings, head_own)
     client = replace(client, stem=known_stem(run, client))
     with_head = client if head is None else replace(client, head=head)
@@ -129,7 +132,9 @@ def _like(run: Run, client: Client, heads: str) -> str:
         if name in run.clients
         and (heads == "all" or _shared_task(name, info) == client.shared_task)
     ]
-    # A head fits its network: the shared one is that of who has none of its own.
+    # A head fits its network: the shared one is that of who has none of its own. The first name
+    # of a task is the one that its head was drawn for.
+    names = names if heads == "all" else sorted(names)
     names.sort(key=lambda name: run.clients[name].network is not None)
     return names[0] if names else client.name
 
