@@ -17,7 +17,7 @@ from fedgradnorm._flower.federation_file import ClientFile, FederationFile, Task
 from fedgradnorm._methods import METHODS
 from fedgradnorm._options import options_of
 from fedgradnorm._round.settings import FIELDS, GROUPS, MEANINGS, SWITCHES, TOP, Settings
-from fedgradnorm.data import Dirichlet, Iid, Linear, Pathological, Size
+from fedgradnorm.data._partition import PARTITIONERS
 from fedgradnorm.data._source import SOURCES
 from fedgradnorm.data._sources import _RENAMED
 from fedgradnorm.experiments._config.config_file import CompareTable, Config, OutputTable
@@ -154,12 +154,11 @@ def _sources() -> Iterator[str]:
         prefix = "data.clients." if name == "files" else "data."
         yield from _arguments(source.function, prefix, name, ("progress",))
     yield "### `[data.partition.CLIENT]`\n\nShares one client's training rows out to several.\n"
-    kinds = (Iid, Size, Linear, Dirichlet, Pathological)
-    names = " or ".join(f'`"{kind.name}"`' for kind in kinds)
+    names = " or ".join(f'`"{name}"`' for name in PARTITIONERS)
     yield entry("data.partition.CLIENT.name", ["text", "required"], f"how: {names}")
-    for kind in kinds:
-        yield f'With `name = "{kind.name}"`:\n'
-        yield from _arguments(kind, "data.partition.CLIENT.", kind.name)
+    for name, kind in PARTITIONERS.items():
+        yield f'With `name = "{name}"`:\n'
+        yield from _arguments(kind, "data.partition.CLIENT.", name)
 
 
 def _networks() -> Iterator[str]:
