@@ -2,7 +2,7 @@
 
     python benchmarks/larger_than_memory.py               # larger_than_memory.json and a table
 
-Four clients read 0.75 GB each: a memory map, an HDF5 file, a Parquet file and a Dataset. The limit
+Three clients read 1 GB each: a memory map, a Parquet file and a Dataset. The limit
 is RLIMIT_DATA, which the kernel holds every process to: all memory that it can write to, with
 Python and PyTorch. Read-only maps of files do not count, because the kernel can drop their pages.
 With --quick the limit is a quarter of the data beyond what the process has without any.
@@ -25,7 +25,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import record
 import torch
@@ -35,7 +34,7 @@ import fedgradnorm as fgn
 from fedgradnorm import data
 
 WIDTH = 256
-KINDS = ("map", "hdf5", "parquet", "items")
+KINDS = ("map", "parquet", "items")
 TIMES = 4  # data over memory
 PIECE = 32768  # rows that are written at a time
 STAMPED = ("run.json", "log.txt", ".lock")
@@ -83,9 +82,6 @@ def write_data(folder: Path, size: int) -> None:
         targets, shape = [], (size, WIDTH)
         if kind == "map":
             file = np.lib.format.open_memmap(folder / "map.npy", "w+", np.float32, shape)
-        elif kind == "hdf5":
-            file = h5py.File(folder / "hdf5.h5", "w")
-            file.create_dataset("x", shape, np.float32)
         elif kind == "parquet":
             schema = pa.schema([(name, pa.float32()) for name in [*names, "y"]])
             file = parquet.ParquetWriter(folder / "parquet.parquet", schema, use_dictionary=False)
@@ -95,8 +91,6 @@ def write_data(folder: Path, size: int) -> None:
             targets.append(y)
             if kind == "map":
                 file[start : start + len(x)] = x
-            elif kind == "hdf5":
-                file["x"][start : start + len(x)] = x
             elif kind == "parquet":
                 columns = [*(pa.array(c) for c in x.T), pa.array(y[:, 0])]
                 file.write_table(pa.Table.from_arrays(columns, [*names, "y"]))
@@ -110,14 +104,13 @@ def write_data(folder: Path, size: int) -> None:
 
 
 def clients(folder: Path, streamed: bool) -> list[fgn.Client]:
-    """The four clients; each tests on the first rows of another one's file."""
+    """The three clients; each tests on the first rows of another one's file."""
     y = {kind: np.load(folder / f"{kind}-y.npy") for kind in KINDS}
     if streamed:
         target = data.Target("y", "regression")
         table = data.Table(folder / "parquet.parquet", target, stream=True).client("parquet")
         x: dict[str, Any] = {
             "map": (np.load(folder / "map.npy", mmap_mode="r"), y["map"]),
-            "hdf5": (data.stream(folder / "hdf5.h5"), y["hdf5"]),
             "parquet": table.train,
             "items": Items(folder / "items.bin", y["items"]),
         }
@@ -129,13 +122,11 @@ def clients(folder: Path, streamed: bool) -> list[fgn.Client]:
             .read(use_threads=False)
             .drop_columns("y")
         )
-        with h5py.File(folder / "hdf5.h5") as file:
-            inputs = {
-                "map": np.load(folder / "map.npy"),
-                "hdf5": file["x"][()],
-                "parquet": np.stack([column.to_numpy() for column in frame.columns], axis=1),
-                "items": np.fromfile(folder / "items.bin", np.float32).reshape(-1, WIDTH),
-            }
+        inputs = {
+            "map": np.load(folder / "map.npy"),
+            "parquet": np.stack([column.to_numpy() for column in frame.columns], axis=1),
+            "items": np.fromfile(folder / "items.bin", np.float32).reshape(-1, WIDTH),
+        }
         x = {kind: (rows, y[kind]) for kind, rows in inputs.items()}
     return [fgn.Client(kind, fgn.regression(1), train=x[kind]) for kind in KINDS]
 

@@ -21,10 +21,11 @@ from fedgradnorm._errors import DataError
 from fedgradnorm._methods import LOCAL
 from fedgradnorm._report.benefit import TITLE
 from fedgradnorm._report.colours import looks
-from fedgradnorm._report.figures import dress, figure, one_legend, save
+from fedgradnorm._report.figures import GREY, dress, figure, legend, save
 from fedgradnorm._report.frame import Report, every_metric, frame_of, in_points, read_report
 from fedgradnorm._report.grid import BLANK, Cell, Grid, write_grids
 from fedgradnorm._report.tables import gain_cell, p_cell
+from fedgradnorm._report.words import in_words
 from fedgradnorm._runs.history import UNTUNED
 from fedgradnorm._runs.layout import FIGURES, TABLES
 from fedgradnorm.experiments._config.shipped import BENEFIT
@@ -41,6 +42,13 @@ def benefit(
     ),
 ) -> None:
     """Show the benefit on every data set in FOLDER, with tables and a figure next to the runs."""
+    say(write_all(folder, folder / TABLES, folder / FIGURES))
+    say(f"tables:  {folder / TABLES} (CSV, Markdown, LaTeX)")
+    say(f"figures: {folder / FIGURES / 'benefit.png'}")
+
+
+def write_all(folder: Path, tables: Path, figures: Path) -> Grid:
+    """Write the tables and the figure of the runs in ``folder``; the first table."""
     places = {name: folder / name for name in BENEFIT if (folder / name).is_dir()}
     read = {
         name.removeprefix("benefit-"): read_report([place], LOCAL)
@@ -48,16 +56,19 @@ def benefit(
     }
     found = all_gains(read)
     grids = [benefit_grid(found), by_task_grid(found)]
-    say(grids[0])
     tell(note for report in read.values() for note in report.notes)
-    write_grids(grids, folder / TABLES)
-    say(f"tables:  {folder / TABLES} (CSV, Markdown, LaTeX)")
-    drawn = [benefit_figure(found, folder / FIGURES / f"benefit.{end}") for end in ("png", "pdf")]
-    say(f"figures: {drawn[0]}")
+    write_grids(grids, tables)
+    for ending in ("png", "pdf"):
+        benefit_figure(found, figures / f"benefit.{ending}")
+    return grids[0]
 
 
 End = Literal["shared", "tuned", "chosen"]
 ENDS: tuple[End, ...] = get_args(End)
+DRAWN: tuple[End, ...] = ("shared", "tuned")
+MARKERS: Mapping[End, str] = {"shared": "o", "tuned": "s"}
+COLUMNS = 4
+"""Panels in a row of the figure."""
 
 PREFERRED = ("auc", *MAIN_METRICS)
 """The metric by which a client's gain is taken: the first of these that it has."""
@@ -103,10 +114,6 @@ class Gains:
         tasks = {name: self.about.get(name, {}).get("task", name) for name in self.table}
         means = self.table.T.groupby(tasks, sort=False).mean().T
         return {task: self._estimate(means[task]) for task in means}
-
-    def size(self, client: str) -> int:
-        """The number of examples that a client trained on."""
-        return int(self.about.get(client, {}).get("size", 0))
 
     def _estimate(self, values: pd.Series) -> Estimate:
         return estimate(list(values.dropna()), self.overlap)
@@ -238,50 +245,40 @@ def by_task_grid(found: Sequence[Gains]) -> Grid:
 
 
 def benefit_figure(found: Sequence[Gains], path: str | Path) -> Path:
-    """Above, every variant's mean gain by data set; below, the best variant's clients by size."""
-    from matplotlib import colormaps
-
+    """A panel per data set: every variant's mean gain, in the unit that most clients have."""
     path = Path(path)
     if not found:
         raise DataError("nothing to draw: no run can be compared with one of training alone")
-    data = list(dict.fromkeys(one.data for one in found))
+    panels = {}
+    for one in found:
+        widest = max((o for o in found if o.data == one.data), key=lambda o: len(o.table.columns))
+        panels[one.data] = widest.unit
     variants = list(dict.fromkeys(one.variant for one in found))
-    height = 1.2 + 0.26 * len(variants)
-    drawing = figure(2.6 + 3.1 * len(data), height + 3.4)
-    upper, lower = drawing.subfigures(2, 1, height_ratios=(height, 3.2))
-    panels = upper.subplots(1, len(data), sharey=True, squeeze=False)[0]
-    colours = looks(variants)
-    for axes, name in zip(panels, data, strict=True):
-        for one in (one for one in found if one.data == name):
-            place = variants.index(one.variant) + 0.22 * (ENDS.index(one.end) - 1)
-            half = None if math.isnan(one.mean.half) else one.mean.half
-            axes.errorbar(one.mean.mean, place, xerr=half, color=colours[one.variant].hex,
-                          fmt="osD"[ENDS.index(one.end)], markersize=4, linewidth=1)  # fmt: skip
-        axes.axvline(0, color="0.4", linewidth=0.8)
-        axes.set_title(name, fontsize=11, weight="bold")
-        units = ", ".join(dict.fromkeys(one.unit for one in found if one.data == name))
-        axes.set_xlabel(f"benefit over training alone, {units}")
-        dress(axes)
-    panels[0].set_yticks(range(len(variants)), variants, fontsize=8)
-    panels[0].invert_yaxis()
-    for place, end in enumerate(ENDS):
-        panels[0].plot([], [], "osD"[place], color="0.3", label=end)
-    one_legend(upper, panels)
-    axes = lower.subplots()
-    for number, name in enumerate(data):
-        best = max((o for o in found if o.data == name), key=lambda one: one.mean.mean)
-        axes.plot([best.size(client) for client in best.table], best.table.mean(), ".", alpha=0.55,
-                  color=colormaps["tab10"](number % 10),
-                  label=f"{name}: {best.variant}, {best.end}")  # fmt: skip
-    axes.axhline(0, color="0.4", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_yscale("symlog", linthresh=10)  # one client may gain ten times what the others do
-    axes.set_xlabel("training examples of the client")
-    axes.set_ylabel("benefit over training alone, % or points")
-    axes.set_title("Each client, under its data set's best variant", fontsize=11)
-    dress(axes)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    return save(drawing, path)
+    colours, rows = looks(variants), -(-len(panels) // COLUMNS)
+    with figure(0.7 + (0.7 + 0.29 * len(variants)) * rows) as drawing:
+        grid = drawing.subplots(rows, min(COLUMNS, len(panels)), sharey=True, squeeze=False)
+        for axes in grid.flat[len(panels) :]:
+            axes.set_visible(False)
+        for axes, (name, unit) in zip(grid.flat, panels.items(), strict=False):
+            for one in found:
+                if (one.data, one.unit) == (name, unit) and one.end in DRAWN:
+                    place = variants.index(one.variant) + 0.36 * DRAWN.index(one.end) - 0.18
+                    half = None if math.isnan(one.mean.half) else one.mean.half
+                    axes.errorbar(one.mean.mean, place, xerr=half, linewidth=1, markersize=3.5,
+                                  color=colours[one.variant].hex, fmt=MARKERS[one.end])  # fmt: skip
+            axes.axvline(0, color=GREY, linewidth=0.8)
+            axes.set_title(name)
+            axes.set_xlabel(f"{unit} →")
+            dress(axes)
+        for axes in grid[:, 0]:
+            names = [in_words(name).replace(", ", ",\n") for name in variants]
+            axes.set_yticks(range(len(variants)), names)
+        grid[0, 0].invert_yaxis()
+        for end in DRAWN:
+            grid[0, 0].plot([], [], MARKERS[end], color=GREY, label=f"{end} network")
+        legend(drawing, grid.flat)
+        note = "→ benefit over training alone: better to the right; bars: 95% intervals over seeds"
+        return save(drawing, path, note)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import typer
 
 from fedgradnorm._cli.output import Commands, say
 from fedgradnorm._report.colours import COLOURS, TASKS
-from fedgradnorm._report.figures import MARKERS, dress, figure, save
+from fedgradnorm._report.figures import GREY, MARKERS, dress, figure, legend, save
 from fedgradnorm._report.frame import Report, read_report
 from fedgradnorm._report.grid import BLANK, Cell, Grid, write_grids
 from fedgradnorm._report.tables import (
@@ -29,8 +29,6 @@ from fedgradnorm._report.tables import (
 from fedgradnorm._runs.layout import FIGURES, TABLES
 from fedgradnorm.experiments._config.shipped import SIDE_BY_SIDE
 
-GREY = "#8A8A8A"
-
 app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
 
 
@@ -41,14 +39,20 @@ def methods(
     ),
 ) -> None:
     """Write one table of both data sets in FOLDER, and a figure next to the runs of each."""
-    found = {name: read_report([folder / name]) for name in SIDE_BY_SIDE}
-    grid = side_grid({name.rpartition("-")[2]: one for name, one in found.items()})
-    write_grids([grid], folder / TABLES)
+    found = side_by_side(folder, folder / TABLES)
     say(f"tables:  {folder / TABLES} (CSV, Markdown, LaTeX)")
     for name, one in found.items():
         for ending in ("png", "pdf"):
             path = methods_figure(one, folder / name / FIGURES / f"methods.{ending}")
         say(f"figures: {path}")
+
+
+def side_by_side(folder: Path, tables: Path) -> dict[str, Report]:
+    """Write the table of both experiments in ``folder``; their reports."""
+    found = {name: read_report([folder / name]) for name in SIDE_BY_SIDE}
+    grid = side_grid({name.rpartition("-")[2]: one for name, one in found.items()})
+    write_grids([grid], tables)
+    return found
 
 
 def side_grid(reports: Mapping[str, Report]) -> Grid:
@@ -88,45 +92,49 @@ def methods_figure(report: Report, path: str | Path) -> Path:
     names, ink = report.ranking["loss"], COLOURS[6]
     sights = [s for s in SIGHTS if any(sight(report.groups[name].method) == s for name in names)]
     gains = report.gains["loss", "base"].groupby(["variant", "task"]).gain.mean()
-    drawing = figure(10.6 + 0.3 * len(sights), 1.9 + 0.25 * len(names))
-    ratios = [max(0.3 * len(sights), 0.7), 3.4, 4.4]
-    seen, total, tasks = drawing.subplots(1, 3, sharey=True, width_ratios=ratios)
     deltas = {name: delta(report, name, "loss") for name in names}
     low, high = _limits([one.mean for one in deltas.values()])
-    for row, name in enumerate(names):
-        if (needs := sight(report.groups[name].method)) in sights:
-            seen.plot(sights.index(needs), row, "o", color=ink, markersize=5.5)
-        found = deltas[name]
-        text = f"{found.mean:+.1f}" if math.isfinite(found.mean) else "diverged"
-        if not found.count:
-            text = "baseline"
-        total.annotate(text, (1, row), xycoords=("axes fraction", "data"), xytext=(7, 0),
-                       textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
-        if math.isfinite(found.mean):
-            place, off = float(np.clip(found.mean, low, high)), not low <= found.mean <= high
-            half = 0.0 if math.isnan(found.half) else found.half
-            ends = np.clip([found.mean - half, found.mean + half], low, high)
-            total.plot(ends, [row, row], color=GREY, linewidth=1.6)
-            clear = abs(found.mean) > half
-            total.plot(place, row, ("<" if place == low else ">") if off else "D", markersize=5.5,
-                       color=ink, markerfacecolor=ink if clear else "white")  # fmt: skip
-    _task_gains(tasks, names, gains, report.tasks)
-    total.set_xlim(low, high)
-    total.set_xlabel(f"Δm against {report.baseline}, %")
-    seen.set_title("server sees", fontsize=10)
-    seen.set_xlim(-0.6, max(len(sights), 1) - 0.4)
-    seen.set_xticks(range(len(sights)), sights, rotation=55, ha="left", rotation_mode="anchor")
-    seen.tick_params(axis="x", top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
-    for axes in (seen, total, tasks):
-        dress(axes)
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        if axes is not seen:
-            axes.axvline(0, color="#999999", linewidth=1, zorder=1)
-    seen.set_yticks(range(len(names)), names)
-    note = (
-        "training loss at the end, positive is better; arrows: off the scale; bars: 95% intervals"
-    )
-    return save(drawing, path, "\n".join(filter(None, (note, report.synthetic))))
+    with figure(2.0 + 0.165 * len(names)) as drawing:
+        ratios = [max(0.17 * len(sights), 0.5), 2.0, 2.0]
+        seen, total, tasks = drawing.subplots(1, 3, sharey=True, width_ratios=ratios)
+        for row, name in enumerate(names):
+            if (needs := sight(report.groups[name].method)) in sights:
+                seen.plot(sights.index(needs), row, "o", color=ink, markersize=4)
+            found = deltas[name]
+            text = f"{found.mean:+.1f}" if math.isfinite(found.mean) else "diverged"
+            text = text if found.count else "baseline"
+            total.annotate(
+                text, (1, row), (4, 0), ("axes fraction", "data"), "offset points", va="center"
+            )
+            if math.isfinite(found.mean):
+                place, off = float(np.clip(found.mean, low, high)), not low <= found.mean <= high
+                half = 0.0 if math.isnan(found.half) else found.half
+                ends = np.clip([found.mean - half, found.mean + half], low, high)
+                total.plot(ends, [row, row], color=GREY, linewidth=1.3)
+                clear = abs(found.mean) > half
+                total.plot(place, row, ("<" if place == low else ">") if off else "D", color=ink,
+                           markersize=4, markerfacecolor=ink if clear else "white")  # fmt: skip
+        _task_gains(tasks, names, gains, report.tasks)
+        total.set_xlim(low, high)
+        total.set_xlabel(f"Δm against {report.baseline}, % →")
+        seen.set_title("server sees")
+        seen.set_xlim(-0.6, max(len(sights), 1) - 0.4)
+        seen.set_xticks(range(len(sights)), sights, rotation=90)
+        seen.tick_params(
+            axis="x", top=True, labeltop=True, bottom=False, labelbottom=False, length=0
+        )
+        for axes in (seen, total, tasks):
+            dress(axes)
+            axes.set_ylim(len(names) - 0.5, -0.5)
+            if axes is not seen:
+                axes.axvline(0, color=GREY, linewidth=0.8, zorder=1)
+        seen.set_yticks(range(len(names)), names)
+        legend(drawing, [tasks])
+        note = (
+            "training loss at the end, better to the right; bars: 95% intervals; "
+            "filled: beyond its interval; arrows: off the scale"
+        )
+        return save(drawing, path, "; ".join(filter(None, (note, report.synthetic))))
 
 
 def _task_gains(axes: Any, names: Sequence[str], gains: Any, tasks: Sequence[str]) -> None:
@@ -134,23 +142,17 @@ def _task_gains(axes: Any, names: Sequence[str], gains: Any, tasks: Sequence[str
     low, high = _limits(list(gains), inner=0.94)
     plain = len(tasks) > len(TASKS)
     for number, task in enumerate(tasks):
-        known = [
-            (gains[name, task], row) for row, name in enumerate(names) if (name, task) in gains
-        ]
-        colour = GREY if plain else TASKS[number]
-        for off, mark in ((False, "o" if plain else MARKERS[number]), (True, None)):
-            for value, row in known:
-                if off == (low <= value <= high):
-                    continue
-                shape = mark or ("<" if value < low else ">")
-                axes.plot(np.clip(value, low, high), row, shape, color=colour, markersize=6.5,
-                          markeredgecolor="white", clip_on=not off)  # fmt: skip
+        colour, shape = (GREY, "o") if plain else (TASKS[number], MARKERS[number])
+        for row, name in enumerate(names):
+            value = gains.get((name, task), math.nan)
+            if math.isfinite(value):
+                mark = "<" if value < low else ">" if value > high else shape
+                axes.plot(np.clip(value, low, high), row, mark, color=colour, markersize=4.5,
+                          markeredgecolor="white", markeredgewidth=0.5, clip_on=False)  # fmt: skip
         if not plain:
-            axes.plot([], [], MARKERS[number], color=colour, label=task)
+            axes.plot([], [], shape, color=colour, label=task)
     axes.set_xlim(low, high)
-    axes.set_xlabel("gain on each task, %")
-    if not plain:
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=5, frameon=False)
+    axes.set_xlabel("gain on each task, % →")
 
 
 def _limits(values: Sequence[float], inner: float = 1.0) -> tuple[float, float]:

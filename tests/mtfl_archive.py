@@ -1,4 +1,4 @@
-"""Small archives and folders in MTFL's official layout, for tests."""
+"""Small archives in MTFL's official layout, for tests."""
 
 from __future__ import annotations
 
@@ -49,13 +49,6 @@ def write_zip(path: Path, files: Mapping[str, bytes], folder: str = "MTFL/") -> 
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
             archive.writestr(f"{folder}{name}", content)
-    return path
-
-
-def write_folder(path: Path, files: Mapping[str, bytes]) -> Path:
-    for name, content in files.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(content)
     return path
 
 

@@ -204,6 +204,31 @@ def test_the_page_of_units_has_the_numbers():
             assert p >= 2 * scipy.stats.t.sf(abs(gain) / error, len(gains) - 1) - 1e-12  # Holm
 
 
+def test_the_page_of_starts_has_the_numbers():
+    found = json.loads((FOLDER / "results" / "faces.json").read_text())
+    page = (FOLDER.parent / "docs" / "results" / "starts.md").read_text()
+    tables = (FOLDER / "results" / "faces.md").read_text().split("\n\n")
+    assert len(tables) >= 3
+    assert all(table.strip() in page for table in tables)
+    seeds, rows = [str(s) for s in found["settings"]["seeds"]], found["rows"]
+    base = {(r["labels"], r.get("heads")): r for r in rows if r["model"] == "equal weights"}
+    tasks, compared = ("gender", "smile", "glasses", "pose", "landmark"), 0
+    for row in rows:
+        assert set(row["scores"]) == set(seeds)
+        for heads, gains in row.get("gains", {}).items():
+            than = base[row["labels"], heads]
+            for k, task in enumerate(tasks):
+                each = np.array([row["scores"][s][k] - than["scores"][s][k] for s in seeds])
+                each = -each if task == "landmark" else each
+                error = each.std(ddof=1) * (1 / len(seeds) + found["settings"]["overlap"]) ** 0.5
+                gain, half, p = gains[task]
+                assert gain == pytest.approx(each.mean())
+                assert half == pytest.approx(scipy.stats.t.ppf(0.975, len(seeds) - 1) * error)
+                assert p >= 2 * scipy.stats.t.sf(abs(gain) / error, len(seeds) - 1) - 1e-12  # Holm
+                compared += 1
+    assert compared >= 100
+
+
 def test_the_page_of_simple_models_has_the_numbers():
     rows = json.loads((FOLDER / "results" / "simple_models.json").read_text())["rows"]
     page = (FOLDER.parent / "docs" / "results" / "simple-models.md").read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -48,6 +48,34 @@ class Hooks(fgn.Callback):
 
     def on_end(self, state: Any) -> None:
         self.calls.append(("end", state.round))
+
+
+class ByRow(fgn.Weighting):
+    """Weights that only a callback changes."""
+
+    starts: ClassVar = {"wanted": 1.0}
+
+    def weigh(self, signals: fgn.Signals) -> torch.Tensor:  # noqa: ARG002
+        return self.rows["wanted"].clone()
+
+
+class Prefer(fgn.Callback):
+    """Triples the weight of the first client after each evaluation."""
+
+    def on_evaluation(self, state: Any) -> None:
+        assert state.evaluation[0]["client"] == state.weighting.clients[0]
+        state.weighting.rows["wanted"][0] *= 3
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "joint"])
+def test_a_callback_can_steer_the_weighting_by_what_it_evaluated(executor: str) -> None:
+    given = ByRow()
+    run = train(Prefer(), weighting=given, executor=executor)
+    weights = run.history.query("split == 'train'").pivot(index="round", columns="client")["weight"]
+    names = [client.name for client in toys.clients()]
+    ratios = weights[names[0]] / weights[names[1]]
+    assert ratios.loc[1:4].round(6).tolist() == [3, 9]  # rounds 2 and 4 are in the history
+    assert not given.rows, "the user's object is not changed"
 
 
 def test_hooks_are_called_in_order() -> None:

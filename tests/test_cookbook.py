@@ -84,8 +84,6 @@ BY_RULE: list[tuple[str, list[str]]] = [
     ("half of the clients per round", ["server.participation = 0.5"]),
     ("heads fine-tuned after training", ["personalization.personalize = { steps = 10 }"]),
     ("a personal network next to the shared one (Ditto)", ['method = "ditto"']),
-    ("MLflow", ['output.tracking = "mlflow"']),
-    ("Weights & Biases, offline", ['output.tracking = "wandb"']),
 ]
 """Lines that the page leaves to its rule: keys have the names of the arguments of Python."""
 
@@ -119,7 +117,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_line_of_python_runs(here, monkeypatch) -> None:
     monkeypatch.chdir(here["folder"])
     found = lines(PYTHON)
-    assert len(found) > 60
+    assert len(found) > 55
     for title, (line,) in found:
         if re.match(r"\w+=", line):  # an argument, as the page says
             line = f"fgn.train(network, [a, b], {line}, rounds=2)"
@@ -145,7 +143,7 @@ def whole_config(keys: dict[str, Any]) -> dict[str, Any]:
 def test_every_line_of_a_config_runs_and_every_command_ends_well(here, monkeypatch) -> None:
     monkeypatch.chdir(here["folder"])
     path, found = here["folder"] / "line.toml", [*lines(CONFIG), *BY_RULE]
-    assert len(found) > 50
+    assert len(found) > 40
     for number, (title, parts) in enumerate(found):
         if parts[0].startswith("fedgradnorm "):
             (line,) = parts

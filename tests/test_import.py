@@ -16,7 +16,7 @@ import fedgradnorm
 HEAVY = [
     *("pandas", "pyarrow", "h5py", "PIL", "safetensors", "scipy"),  # data and files
     *("matplotlib", "plotly", "pydantic", "typer", "click", "rich"),  # the report and commands
-    *("torchjd", "torchmetrics", "flwr", "mlflow", "tensorboard"),  # what is installed on request
+    *("torchjd", "torchmetrics", "flwr", "tensorboard"),  # what is installed on request
 ]
 SOURCE = Path(fedgradnorm.__file__).parent
 

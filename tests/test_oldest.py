@@ -100,9 +100,6 @@ def test_what_needs_an_extra_says_which_before_it_trains(python: Path, tmp_path:
         said = call(python, "-m", "fedgradnorm", *words, cwd=tmp_path, fails=True)
         assert f"pip install 'fedgradnorm[{extra}]'" in " ".join(said.split())
     assert not (tmp_path / "runs").exists()
-    code = "import fedgradnorm as fgn; fgn.data.stream('x.h5', key='x')"
-    (tmp_path / "x.h5").write_bytes(b"")
-    assert "fedgradnorm[files]" in call(python, "-c", code, cwd=tmp_path, fails=True)
 
 
 def test_the_commands(python: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ SURFACE = {
         Run RunFolderError Server Sharing ShowProgress Signals Static Task TrainingError Weighting
         __version__ benefit binary classification data experiments load methods models multilabel
         ordinal regression resume sequences tasks train weighting""",
-    "fedgradnorm.data": """Arrays Dirichlet Iid Images Inputs Linear Pathological Size
+    "fedgradnorm.data": """Arrays Dirichlet Iid Images Inputs Pathological Size
         Source Split Table Target beijing client_from_arrays faces fdu_mtl har landmine mtfl
         partition_client radcom sarcos school stream""",
     "fedgradnorm.data.beijing": "clients",

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -52,13 +51,6 @@ class Inputs(Pairs):
 def npy(tmp_path: Path) -> Path:
     np.save(tmp_path / "x.npy", X)
     return tmp_path / "x.npy"
-
-
-@pytest.fixture
-def h5(tmp_path: Path) -> Path:
-    with h5py.File(tmp_path / "rows.h5", "w") as file:
-        file["x"], file["y"] = X, LABELS
-    return tmp_path / "rows.h5"
 
 
 def network() -> nn.Module:
@@ -114,26 +106,25 @@ def test_a_dataset_and_a_map_train_to_the_same_numbers(
     assert_same(trained(given), reference)
 
 
-def test_hdf5_and_a_dataset_of_inputs_train_to_the_same_numbers(
-    reference: fgn.Run, h5: Path, tmp_path: Path
+def test_a_file_and_a_dataset_of_inputs_train_to_the_same_numbers(
+    reference: fgn.Run, tmp_path: Path
 ) -> None:
-    with h5py.File(tmp_path / "held.h5", "w") as file:
-        file["rows"] = X[90:]
-        given = [
-            fgn.Client(
-                "a",
-                fgn.classification(2),
-                train=(Inputs(X[:90], None), LABELS[:90]),
-                test=(file["rows"], LABELS[90:]),
-            ),
-            fgn.Client(
-                "b",
-                fgn.regression(2),
-                train=(X[:90], VALUES[:90]),
-                test=(data.stream(tmp_path / "held.h5", key="rows"), VALUES[90:]),
-            ),
-        ]
-        assert_same(trained(given), reference)
+    np.save(tmp_path / "held.npy", X[90:])
+    given = [
+        fgn.Client(
+            "a",
+            fgn.classification(2),
+            train=(Inputs(X[:90], None), LABELS[:90]),
+            test=(X[90:], LABELS[90:]),
+        ),
+        fgn.Client(
+            "b",
+            fgn.regression(2),
+            train=(X[:90], VALUES[:90]),
+            test=(data.stream(tmp_path / "held.npy"), VALUES[90:]),
+        ),
+    ]
+    assert_same(trained(given), reference)
 
 
 def test_missing_labels_several_tasks_and_named_inputs(npy: Path) -> None:
@@ -162,11 +153,17 @@ def test_missing_labels_several_tasks_and_named_inputs(npy: Path) -> None:
         def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             return torch.tanh(self.layer(left + right))
 
-    def named(left: Any) -> fgn.Run:
-        client = fgn.Client("a", fgn.classification(2), train=({"left": left, "right": X}, LABELS))
-        return flat.train(Named().double(), [client], rounds=5, batch_size=8, executor="loop")
+    class Both(Pairs):
+        def __getitem__(self, row: int) -> Any:
+            x, y = super().__getitem__(row)
+            return {"left": x, "right": x}, y
 
-    assert_same(named(x), named(X))
+    def named(train: Any) -> fgn.Run:
+        client = fgn.Client("a", fgn.classification(2), train=train)
+        how = {"rounds": 5, "batch_size": 8, "executor": "loop", "head_init": "targets"}
+        return flat.train(Named().double(), [client], **how)
+
+    assert_same(named(Both(X, LABELS)), named(({"left": X, "right": X}, LABELS)))
 
 
 def test_nothing_is_read_before_it_is_needed() -> None:
@@ -222,7 +219,7 @@ def test_what_cannot_be_a_stream_is_refused(npy: Path, tmp_path: Path) -> None:
     ]:
         with pytest.raises(fgn.DataError, match=words):
             fgn.Client("a", two, train=split)
-    for wrong in (X, tmp_path / "none.npy", tmp_path / "none.h5", tmp_path / "rows.csv"):
+    for wrong in (X, tmp_path / "none.npy", tmp_path / "rows.h5", tmp_path / "rows.csv"):
         with pytest.raises(fgn.DataError):
             data.stream(wrong)
     odd = Pairs([X[0], X[1, :3]], [0, 1])

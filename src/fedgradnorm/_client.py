@@ -80,7 +80,7 @@ class Client:
     lengths: the network gets them padded, and with a mask.
 
     A split may be larger than the memory: a map-style ``torch.utils.data.Dataset`` of pairs, or a
-    pair whose ``x`` is an ``np.memmap``, an open HDF5 dataset or :func:`fedgradnorm.data.stream`.
+    pair whose ``x`` is an ``np.memmap`` or :func:`fedgradnorm.data.stream`.
     Its rows are read batch by batch, and each batch is checked.
 
     ``head`` is any module from the representation to the task's outputs; by default one linear

@@ -201,15 +201,6 @@ def test_other_damage(make, tmp_path):
         beijing.clients(source=file, stations=["Dongsi"])
 
 
-def test_an_unpacked_folder_reads_the_same(make, tmp_path):
-    for each, content in beijing_files("Dongsi").items():
-        (tmp_path / "PRSA_Data_20130301-20170228").mkdir()
-        (tmp_path / "PRSA_Data_20130301-20170228" / each).write_bytes(content)
-    options = {"stations": ["Dongsi"], "tasks": ["co"]}
-    (unpacked,) = beijing.clients(source=tmp_path, **options)
-    assert unpacked.fingerprint() == make()[0].fingerprint()
-
-
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [

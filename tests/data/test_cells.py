@@ -153,7 +153,7 @@ def test_a_missing_file_says_where_it_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGRADNORM_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"LandmineData\.mat is not there; download it first"):
         landmine.clients()
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match=r"no school\.mat in it"):
         school.clients(source=tmp_path)
     write_school(tmp_path / "mine.mat")
     assert len(school.clients(source="mine.mat")) == 3  # a relative path, in the data folder

@@ -45,7 +45,7 @@ def test_a_task_s_clients_hold_the_same_test_tensors(source):
         assert all(c.test[0] is members[0].test[0] for c in members)
         assert all(c.test[1] is members[0].test[1] for c in members)
     data = mtfl.prepare(source, crop="whole", cache=source.parent / "c")
-    assert by_task["gender"][0].test[1].tolist() == data.test.gender.tolist()
+    assert by_task["gender"][0].test[1].tolist() == data.test.labels["gender"].tolist()
     assert np.array_equal(by_task["landmark"][2].test[1].numpy(), data.test.landmarks)
     assert clients[0].test[0] is clients[-1].test[0]  # the pictures are those of every task
 
@@ -53,7 +53,7 @@ def test_a_task_s_clients_hold_the_same_test_tensors(source):
 def test_targets_stay_with_their_pictures(source):
     data = mtfl.prepare(source, crop="whole", cache=source.parent / "c")
     pixels = [(image / np.float32(255)).astype(np.float32).tobytes() for image in data.train.images]
-    labels = dict(zip(pixels, data.train.smile.tolist(), strict=True))
+    labels = dict(zip(pixels, data.train.labels["smile"].tolist(), strict=True))
     for client in make(source, clients_per_task=4, rows=5, tasks=["smile"]):
         x, y = client.train
         assert [labels[row.numpy().tobytes()] for row in x] == y.tolist()

@@ -19,7 +19,7 @@ from fedgradnorm._memory import memory_limit
 from fedgradnorm.data import faces, radcom
 from fedgradnorm.data._files import images
 from fedgradnorm.data._sources import load_clients
-from fedgradnorm.data.radcom._file import read_rows
+from fedgradnorm.data.radcom._file import read
 
 KEY = "('ask', 'short-range', 0, {})"
 
@@ -164,8 +164,8 @@ def test_numbers_in_other_files_are_not_read(tmp_path):
         layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "numbers", (256,))
         file.create_virtual_dataset(KEY.format(2), layout)
         file[KEY.format(3)] = h5py.ExternalLink("other.h5", "numbers")
-    data, dropped = read_rows(tmp_path / "f.h5", on_bad="drop")
+    data = read(tmp_path / "f.h5", on_bad="drop")
     assert data.iq.tolist() == [[0.0] * 256]
-    assert ["another file" in line for line in dropped] == [True, True, False]
+    assert ["another file" in line for line in data.dropped] == [True, True, False]
     with pytest.raises(DataError, match="its numbers are in another file; copy them"):
-        read_rows(tmp_path / "f.h5")
+        read(tmp_path / "f.h5")

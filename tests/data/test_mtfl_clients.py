@@ -53,7 +53,7 @@ def test_targets_stay_with_their_pictures(source):
     data = mtfl.prepare(source, crop="whole", cache=source.parent / "c")
     labels = {
         (image / np.float32(255)).astype(np.float32).tobytes(): pose
-        for image, pose in zip(data.train.images, data.train.pose, strict=True)
+        for image, pose in zip(data.train.images, data.train.labels["pose"], strict=True)
     }
     x, y = make(source)[4].train
     assert [labels[row.numpy().tobytes()] for row in x] == y.tolist()

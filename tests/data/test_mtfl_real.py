@@ -43,7 +43,7 @@ def cache(tmp_path_factory):
 
 
 def counts(split):
-    return {name: np.bincount(getattr(split, name)).tolist() for name in mtfl.CLASSES}
+    return {name: np.bincount(split.labels[name]).tolist() for name in mtfl.CLASSES}
 
 
 def rows_of(clients, data):
@@ -88,7 +88,7 @@ def test_pose_agrees_with_where_the_nose_is(source, cache):
     split = mtfl.prepare(source.source, crop="whole", cache=cache).train
     left_eye, right_eye, nose = (split.landmarks[:, column] for column in range(3))
     off = (nose - (left_eye + right_eye) / 2) / np.abs(right_eye - left_eye).clip(1)
-    middles = [np.median(off[split.pose == pose]) for pose in range(5)]
+    middles = [np.median(off[split.labels["pose"] == pose]) for pose in range(5)]
     assert middles == sorted(middles)
     assert middles[0] < -0.3 < 0.3 < middles[4]
 

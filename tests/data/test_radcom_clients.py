@@ -66,7 +66,6 @@ def test_loss_scale_and_determinism():
     [
         ({"tasks": ["modulatoin"]}, "did you mean 'modulation'"),
         ({"tasks": []}, "at least one"),
-        ({"tasks": "snr"}, "list"),
         ({"tasks": ["snr", "snr"]}, "twice"),
         ({"test_share": 1.0}, "test_share"),
         ({"validation_share": -0.1}, "validation_share"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data import radcom
 from fedgradnorm.data.radcom import _signal_set
-from fedgradnorm.data.radcom._file import Key, parse_key, read, read_rows
+from fedgradnorm.data.radcom._file import Key, parse_key, read
 
 GOOD = str(("bpsk", "Satcom", -20, 0))
 
@@ -115,11 +115,11 @@ def test_bad_row(name, tmp_path, caplog):
     assert key in str(caught.value)
     assert "on_bad" in str(caught.value)
     with caplog.at_level(logging.WARNING):
-        data, dropped = read_rows(path, on_bad="drop")
+        data = read(path, on_bad="drop")
         read(path, on_bad="drop")
     assert len(data) == 1
-    assert len(dropped) == 1
-    assert key in dropped[0]
+    assert len(data.dropped) == 1
+    assert key in data.dropped[0]
     assert "1 bad rows left out" in caplog.text
     assert key in caplog.text
 
@@ -142,9 +142,9 @@ def test_groups_and_links(tmp_path):
         file.create_group("('ask', 'short-range', 0, 1)")
         file["('ask', 'short-range', 0, 2)"] = h5py.SoftLink(GOOD)
         file["('ask', 'short-range', 0, 3)"] = h5py.ExternalLink("other.h5", GOOD)
-    data, dropped = read_rows(tmp_path / "f.h5", on_bad="drop")
+    data = read(tmp_path / "f.h5", on_bad="drop")
     assert len(data) == 1
-    assert sorted("a link" in line for line in dropped) == [False, True, True]
+    assert sorted("a link" in line for line in data.dropped) == [False, True, True]
 
 
 def test_no_usable_row(tmp_path):

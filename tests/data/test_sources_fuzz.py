@@ -16,7 +16,7 @@ from data.small_tables import HOUSES, write
 from data.test_real_sets import write_har, write_reviews, write_sarcos
 from fedgradnorm._errors import ConfigError, FedGradNormError
 from fedgradnorm._options import options_of
-from fedgradnorm.data._partition import Dirichlet, Iid, Linear, Pathological, Size
+from fedgradnorm.data._partition import PARTITIONERS
 from fedgradnorm.data._source import SOURCES
 from fedgradnorm.data._sources import anchored, load_clients
 from mtfl_archive import mtfl_files, write_zip
@@ -44,7 +44,6 @@ ODD = [
     *({}, {"x": 1}, {"": None}, {"name": "iid"}, {"landmark": 3}, {"snr": -1}, {"pose": "x"}),
     *([{}], [{"name": "a"}], [{"name": 3, "task": 4}], {1: 2}, {"landmark": [1]}, {"snr": {}}),
 ]
-PARTITIONERS = {kind.name: kind for kind in (Iid, Size, Linear, Dirichlet, Pathological)}
 
 
 @pytest.fixture(scope="module")

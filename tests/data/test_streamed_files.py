@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -33,14 +32,11 @@ def files(tmp_path: Path) -> dict[str, Path]:
     """The same rows in each format."""
     frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(state=TEXTS, value=X[:, 1] * 2)
     frame.to_parquet(tmp_path / "rows.parquet", row_group_size=7)
-    with h5py.File(tmp_path / "rows.h5", "w") as file:
-        file.create_dataset("x", data=X, chunks=(8, 3), compression="gzip")
-        file["state"], file["value"] = TEXTS.astype("S"), X[:, 1] * 2
     (tmp_path / "rows").mkdir()
     for key, values in (("x", X), ("state", TEXTS), ("value", X[:, 1] * 2)):
         np.save(tmp_path / "rows" / f"{key}.npy", values)
     np.savez(tmp_path / "rows.npz", x=X, state=TEXTS, value=X[:, 1] * 2)
-    names = ("rows.parquet", "rows.h5", "rows", "rows.npz")
+    names = ("rows.parquet", "rows", "rows.npz")
     return {name: tmp_path / name for name in names}
 
 
@@ -60,7 +56,7 @@ def assert_alike(lazy: fgn.Client, plain: fgn.Client) -> None:
     assert lazy.labels == plain.labels
 
 
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.h5", "rows"])
+@pytest.mark.parametrize("name", ["rows.parquet", "rows"])
 @pytest.mark.parametrize("standardize", [False, True])
 def test_each_format_gives_the_client_in_memory(
     files: dict[str, Path], name: str, standardize: bool
@@ -112,10 +108,10 @@ def test_a_bad_cell_names_file_row_and_column(tmp_path: Path) -> None:
 def test_what_a_stream_cannot_do_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
     two: dict[str, Any] = {"task": "classification", "stream": True}
     for options in (
-        {"train": files["rows.h5"], "y_key": "state", "on_bad": "drop"},
+        {"train": files["rows"], "y_key": "state", "on_bad": "drop"},
         {"train": files["rows.parquet"], "targets": "value", "categories": ["state"]},
-        {"train": files["rows.h5"], "y_key": "state", "inputs": ["a"]},
-        {"train": files["rows.h5"], "y_key": "state", "stream": 1},
+        {"train": files["rows"], "y_key": "state", "inputs": ["a"]},
+        {"train": files["rows"], "y_key": "state", "stream": 1},
     ):
         with pytest.raises(fgn.ConfigError):
             client_from_files("a", **{**two, **options})
@@ -124,8 +120,7 @@ def test_what_a_stream_cannot_do_is_refused(files: dict[str, Path], tmp_path: Pa
         (tmp_path / "rows.csv", "stream reads"),
         (files["rows.npz"], "stream reads"),
         (tmp_path / "none.parquet", "no such file"),
-        (tmp_path / "none.h5", "no such file"),
-        (files["rows.h5"], "no dataset 'y'"),
+        (files["rows"], r"y\.npy: no such file"),
     ):
         targets = {"targets": "state"} if path.suffix == ".parquet" else {}
         with pytest.raises(fgn.DataError, match=words):
@@ -150,14 +145,14 @@ stream = true
 [[data.clients]]
 name = "hot"
 task = "classification"
-train = "rows.h5"
+train = "rows"
 y_key = "state"
 test_share = 0.2
 
 [[data.clients]]
 name = "level"
 task = "regression"
-train = "rows.h5"
+train = "rows"
 y_key = "value"
 standardize = true
 

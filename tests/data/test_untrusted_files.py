@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pandas as pd
 import pyarrow
@@ -19,7 +18,6 @@ from PIL import Image
 
 import fedgradnorm as fgn
 from data.small_tables import client_from_files
-from fedgradnorm.data import stream
 
 GIGABYTE = 10**9
 
@@ -51,23 +49,6 @@ def test_two_members_of_one_name_are_refused(tmp_path: Path, order: tuple[str, s
         file.writestr("y.npy", npy([0.0, 1.0]))
     with pytest.raises(fgn.DataError, match=r"two members .*'x'.*numpy\.savez"):
         client_from_files("a", task="regression", train=tmp_path / "a.npz")
-
-
-def hdf5(path: Path, **shapes: tuple[int, ...]) -> Path:
-    """Datasets of which nothing is stored but a fill value."""
-    with h5py.File(path, "w") as file:
-        for name, shape in shapes.items():
-            file.create_dataset(name, shape, "f8", chunks=tuple(min(n, 1000) for n in shape))
-    assert path.stat().st_size < 10_000
-    return path
-
-
-def test_fill_values_of_hdf5_count(tmp_path: Path) -> None:
-    rows = GIGABYTE
-    with pytest.raises(fgn.DataError, match=r"many\.h5: 'y', read at once, needs 8 GB"):
-        streamed(hdf5(tmp_path / "many.h5", x=(rows, 1), y=(rows,)))
-    with pytest.raises(fgn.DataError, match=r"wide\.h5: 1 row of it needs 8 GB"):
-        streamed(hdf5(tmp_path / "wide.h5", x=(2, rows), y=(2,)))
 
 
 def sparse_npy(path: Path, shape: tuple[int, ...]) -> Path:
@@ -139,15 +120,6 @@ def one_of_ours(train: Callable[[], fgn.Client]) -> str | None:
 @pytest.mark.slow
 def test_damaged_streamed_files_raise_our_errors(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("x", data=rng.normal(size=(32, 3)), chunks=(8, 3), compression="gzip")
-        file.create_dataset("y", data=rng.normal(size=32), chunks=(8,), fletcher32=True)
-    content = (tmp_path / "a.h5").read_bytes()
-    found = set()
-    for at in range(0, len(content), 3):
-        damaged(tmp_path / "a.h5", content, at)
-        found.add(one_of_ours(lambda: streamed(tmp_path / "a.h5")))
-    assert len(found) > 5
     np.save(tmp_path / "y.npy", np.zeros(32))
     content = npy(rng.normal(size=(32, 3)))
     for at in range(128):
@@ -181,51 +153,6 @@ def test_usual_images_are_read(tmp_path: Path, kind: str) -> None:
         "a", task="regression", train=tmp_path / "a.csv", targets="y", images=tmp_path, size=4
     ).client
     assert float(client.train[0].min()) == 1
-
-
-def linked(file: h5py.File, folder: Path, how: str) -> None:
-    """Make ``x`` numbers of another file."""
-    if how == "external link":
-        file["x"] = h5py.ExternalLink("other.h5", "x")
-    elif how == "soft link to one":
-        file["there"] = h5py.ExternalLink("other.h5", "x")
-        file["x"] = h5py.SoftLink("/there")
-    elif how == "external storage":
-        outside = [(str(folder / "secret"), 0, 64)]
-        file.create_dataset("x", (4, 2), "f8", external=outside)
-    else:
-        layout = h5py.VirtualLayout((4, 2), "f8")
-        layout[:] = h5py.VirtualSource(str(folder / "other.h5"), "x", (4, 2))
-        file.create_virtual_dataset("x", layout)
-
-
-@pytest.mark.parametrize(
-    "how", ["external link", "soft link to one", "external storage", "virtual"]
-)
-def test_streamed_hdf5_reads_no_other_file(tmp_path: Path, how: str) -> None:
-    (tmp_path / "secret").write_bytes(bytes(64))
-    with h5py.File(tmp_path / "other.h5", "w") as other:
-        other["x"] = np.ones((4, 2))
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["y"] = np.ones(4)
-        linked(file, tmp_path, how)
-    with pytest.raises(fgn.DataError, match=r"a\.h5: 'x' .*another file; copy"):
-        streamed(tmp_path / "a.h5")
-    with pytest.raises(fgn.DataError, match="another file"):
-        stream(tmp_path / "a.h5")
-
-
-def test_a_link_inside_the_file_and_a_group_are_followed(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["data/x"] = np.ones((4, 2))
-        file["y"] = np.ones(4)
-        file["x"] = h5py.SoftLink("/data/x")
-        file["round"] = h5py.SoftLink("/round")
-    assert streamed(tmp_path / "a.h5").size == 4
-    assert streamed(tmp_path / "a.h5", x_key="data/x").size == 4
-    for key in ("round", "data", "data/z"):
-        with pytest.raises(fgn.DataError, match=f"no dataset '{key}'"):
-            streamed(tmp_path / "a.h5", x_key=key)
 
 
 def seconds(work: Callable[[], object]) -> float:

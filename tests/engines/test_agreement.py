@@ -438,25 +438,6 @@ def test_a_layer_whose_output_is_changed_in_place_is_left_to_other_engines(caplo
     assert "changed in place" in caplog.text
 
 
-@pytest.mark.parametrize("case", [case for case in SETTINGS if case not in ("ditto", "tuned")])
-def test_inner_products_need_no_gradients_where_layers_are_linear(case, caplog):
-    caplog.set_level("INFO", logger="fedgradnorm")
-    settings = {**SETTINGS[case], "rounds": 8}
-    joint = trained("auto", settings, IMTLG)
-    assert "executor joint" in caplog.text
-    assert_same_run(joint, trained("loop", settings, IMTLG), tolerance=1e-8)
-
-
-def test_inner_products_of_other_layers_are_taken_from_the_gradients(caplog):
-    def net() -> nn.Module:
-        shared = nn.Conv1d(1, 2, 3)
-        return nn.Sequential(nn.Unflatten(1, (1, 12)), shared, nn.Flatten()).double()
-
-    caplog.set_level("INFO", logger="fedgradnorm")
-    trained("auto", {"rounds": 2}, IMTLG, net())
-    assert "not all of its layers are linear" in caplog.text
-
-
 def test_rows_that_see_each_other_are_found_by_trial():
     class Centred(nn.Module):
         def forward(self, x):

@@ -110,7 +110,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 
 
 REFUSED = {
-    "joint": {*PROBLEMS} - {"plain", "products"},
+    "joint": {*PROBLEMS} - {"plain"},
     "vmap": {"branching"},
 }
 

@@ -14,9 +14,6 @@ from fedgradnorm._engines.stacked_layers import StackedLayers
 CLIENTS, BATCH = 4, 3
 IMAGES = (BATCH, 2, 11, 9)
 LAYERS = {
-    "dense": (nn.Linear(5, 7), (BATCH, 5)),
-    "dense without bias": (nn.Linear(5, 7, bias=False), (BATCH, 5)),
-    "sequences": (nn.Linear(5, 7), (BATCH, 6, 5)),
     "image": (nn.Conv2d(2, 3, 3), IMAGES),
     "stride and padding": (nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 0)), IMAGES),
     "dilation": (nn.Conv2d(2, 3, 3, dilation=2, bias=False), IMAGES),
@@ -77,8 +74,7 @@ def test_inputs_may_be_the_same_for_all_clients() -> None:
 def test_a_weight_that_all_clients_share_is_left_to_pytorch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for layer_of_one in (stacked_layers._Dense, stacked_layers._Convolution):
-        monkeypatch.setattr(layer_of_one, "of_all", None)
+    monkeypatch.setattr(stacked_layers._Convolution, "vmap", None)
     layer = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(189, 2))
     x = torch.randn(CLIENTS, *IMAGES)
     with StackedLayers():
@@ -91,16 +87,16 @@ class Named(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.first, self.second = nn.Conv1d(2, 3, 2), nn.Conv1d(3, 2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.first.weight, self.first.bias
-        hidden = nn.functional.linear(input=x, weight=weight, bias=bias).tanh()
-        return vmap(lambda row: nn.functional.linear(row[None], self.second.weight)[0])(hidden)
+        hidden = nn.functional.conv1d(input=x, weight=weight, bias=bias).tanh()
+        return vmap(lambda row: nn.functional.conv1d(row[None], self.second.weight)[0])(hidden)
 
 
 def test_networks_may_call_layers_by_keyword_and_use_vmap() -> None:
-    layer, x = Named().double(), torch.randn(CLIENTS, BATCH, 4, dtype=torch.float64)
+    layer, x = Named().double(), torch.randn(CLIENTS, BATCH, 2, 6, dtype=torch.float64)
     weights = {
         key: torch.randn(CLIENTS, *p.shape, dtype=p.dtype).requires_grad_()
         for key, p in layer.named_parameters()

@@ -1,30 +1,17 @@
-"""Programs of clients whose columns are in groups or that have a first part; what has none."""
+"""Programs of clients that have a first part, and what has no program."""
 
 from __future__ import annotations
 
-import json
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
-from data.small_tables import client_from_files
 
 pytestmark = pytest.mark.slow
-
-GENERATOR = np.random.default_rng(0)
-LENGTHS = np.arange(20) % 5 + 1
-FRAME = pd.DataFrame({"visit": np.repeat(np.arange(20), LENGTHS)})
-FRAME["load"] = GENERATOR.normal(1e6, 30, len(FRAME))
-FRAME["kind"] = GENERATOR.choice(["axial", "radial"], len(FRAME))
-FRAME["word"] = GENERATOR.integers(0, 9, len(FRAME))
-FRAME["hours"] = 500.0 + FRAME["visit"]
 
 
 class Both(nn.Module):
@@ -45,39 +32,8 @@ class Both(nn.Module):
         return self.last(torch.cat([sensors, vectors.flatten(1)], dim=1))
 
 
-def answer(path: Path, x: Tensor) -> Tensor:
-    return torch.export.load(path).module()(x)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "one.pt2"
-
-
 def trained(network: nn.Module, client: fgn.Client) -> fgn.Run:
     return fgn.train(network, [client], rounds=2)
-
-
-OPTIONS: dict[str, Any] = {
-    "task": "regression",
-    "train": FRAME,
-    "targets": "hours",
-    "categories": ["kind"],
-    "standardize": True,
-}
-
-
-def test_columns_in_groups_are_one_table_of_the_program(path: Path) -> None:
-    inputs = {"sensors": ["load", "kind"], "words": ["word"]}
-    client = client_from_files("a", **OPTIONS, inputs=inputs, ids="words").client
-    run = trained(Both(), client)
-    run.export("a", path)
-    codes = torch.tensor([[1e6, 1.0, 3.0], [1e6 + 9, 0.0, 8.0]], dtype=torch.float64)
-    torch.testing.assert_close(answer(path, codes), run.predict("a", codes, outputs=True))
-    with zipfile.ZipFile(path) as file:
-        (name,) = [name for name in file.namelist() if name.endswith("columns.json")]
-        columns = json.loads(file.read(name))
-    assert [column.get("group") for column in columns] == ["sensors", "sensors", "words"]
 
 
 def test_named_arrays_and_sequences_are_refused_with_a_way_out(tmp_path: Path) -> None:
@@ -92,9 +48,9 @@ def test_named_arrays_and_sequences_are_refused_with_a_way_out(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_a_first_part_is_part_of_the_program(path: Path) -> None:
+def test_a_first_part_is_part_of_the_program(tmp_path: Path) -> None:
     x = torch.randn(20, 9)
     client = fgn.Client("a", fgn.regression(1), (x, x[:, 0]), stem=nn.Linear(9, 4))
     run = trained(nn.Linear(4, 3), client)
-    run.export("a", path)
-    torch.testing.assert_close(answer(path, x[:3]), run.predict("a", x[:3], outputs=True))
+    program = torch.export.load(run.export("a", tmp_path / "a.pt2")).module()
+    torch.testing.assert_close(program(x[:3]), run.predict("a", x[:3], outputs=True))

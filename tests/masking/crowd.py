@@ -53,7 +53,7 @@ class Crowd:
         }
 
     def session(self, name: str, **given: Any) -> Session:
-        about = {"cohort": lambda _: self.names, "colluders": self.colluders, **given}
+        about = {"colluders": self.colluders, **given}
         return Session(self.signers[name], self.roster, "agreed", "run", **about)
 
     def attempt(self, name: str = "1", number: int = 0, phase: Phase = UPDATE) -> Attempt:
@@ -61,7 +61,7 @@ class Crowd:
 
     def gathering(self, name: str = "1", number: int = 0, phase: Phase = UPDATE) -> Gathering:
         attempt = self.attempt(name, number, phase)
-        return Gathering(attempt, self.roster, self.names, self.colluders)
+        return Gathering(attempt, self.roster, self.colluders)
 
     def input(self, name: str, at: Gathering, subject: Subject = SUBJECT) -> Any:
         words = self.values[name]

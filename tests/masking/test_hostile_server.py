@@ -120,7 +120,7 @@ def test_keys_that_were_invented_swapped_repeated_or_left_out():
     shown, member = crowd.shown(), crowd.members["c00"]
     _, strangers = people(5)
     roster = Roster({**crowd.roster.keys, "c04": bytes(32)})
-    given = {"cohort": lambda _: [*crowd.names, "c04"], "colluders": 1}
+    given = {"colluders": 1}
     theirs = Session(strangers["c04"], roster, "agreed", "run", **given).keys("1", 0, UPDATE)
     swapped = copy.deepcopy(shown)
     swapped[1]["body"]["masks"] = shown[2]["body"]["masks"]
@@ -152,22 +152,6 @@ def test_what_was_signed_for_another_round_phase_or_attempt_does_not_count():
     ):  # fmt: skip
         with pytest.raises(Unsafe, match="the signature is not that of 'c00'"):
             crowd.roster.said(other, "keys", message)
-
-
-def test_clients_find_out_by_themselves_who_is_in_a_round():
-    """SA-2: of 20, six are drawn. The server names two accomplices and four others instead."""
-    crowd = Crowd(20, colluders=2)
-    drawn = crowd.names[:6]
-    for name in crowd.names:
-        crowd.members[name] = crowd.session(name, cohort=lambda _: drawn)
-    with pytest.raises(Unsafe, match="one in which this client does not participate"):
-        crowd.members["c10"].keys("1", 0, UPDATE)
-    keys = [crowd.members[n].keys("1", 0, UPDATE) for n in drawn]
-    accomplice = crowd.signers["c19"].sign(crowd.attempt(), "keys", keys[1]["body"])
-    with pytest.raises(Unsafe, match="of a client that is not in the round"):
-        crowd.members["c00"].letters("1", [*keys[:5], accomplice])
-    with pytest.raises(Unsafe, match=r"4 clients of the 6 in round 0 showed keys: 5 must"):
-        crowd.members["c00"].letters("1", keys[:4])
 
 
 @pytest.mark.parametrize(
@@ -325,12 +309,10 @@ def test_whoever_deals_shares_that_join_to_nothing_is_named_and_left_out():
     for step in ("keys", "letters"):
         for name in honest:
             member = crowd.members[name]
-            member.cohort = lambda _: [*honest, "c03"]
             if step == "keys":
                 again.add_keys(name, member.keys("2", 0, UPDATE))
             else:
                 again.add_letters(name, member.letters("2", again.shown_keys()))
-    again.cohort = sorted([*honest, "c03"])
     again.close_letters()
     for name in honest:
         message, rest = crowd.input(name, again)
@@ -415,7 +397,7 @@ def test_a_public_key_that_was_copied_cancels_no_mask(changed):
     message, rest = {name: crowd.input(name, at) for name in crowd.names}["c01"]
     shown = [crowd.members[name].reveal("1", crowd.names)["body"]["own"] for name in crowd.names]
     shares = {place: from_text(own["c01"]) for place, own in enumerate(shown, start=1)}
-    about = (digest(at.public), names_digest(at.cohort), names_digest(at.givers), SUBJECT.facts())
+    about = (digest(at.public), at.roster.digest, names_digest(at.givers), SUBJECT.facts())
     own = derived(shamir.join(shares, SEED), "own", mask_label(at.attempt, *about))
     front = np.frombuffer(from_text(message["body"]["numbers"]), dtype="<u8")
     found = np.concatenate([front, rest])
@@ -524,7 +506,7 @@ def test_an_input_of_the_wrong_length_gets_nobody_else_refused():
 
 
 def test_sums_that_are_told_with_one_key_more_are_not_those_that_were_signed():
-    """SA-6, S3: every input is signed over all keys, the cohort, who was asked, and the subject."""
+    """SA-6, S3: every input is signed over all keys, the roster, who was asked, and the subject."""
     crowd = Crowd(4)
     at = crowd.masked()
     crowd.revealed(at)
@@ -545,10 +527,11 @@ def test_sums_that_are_told_with_one_key_more_are_not_those_that_were_signed():
     more = crowd.signers["c03"].sign(
         crowd.attempt(), "keys", {**at.keys["c03"]["body"], "own": "ab" * 32}
     )
+    larger = Roster({**crowd.roster.keys, "c04": bytes(32)})
     for change, words in [
         (lambda a: a.add_keys("c03", more), "keys differ"),
         (lambda a: a.givers.pop(), "givers differ"),
-        (lambda a: a.cohort.append("c04"), "cohort differ"),
+        (lambda a: setattr(a, "roster", larger), "roster differ"),
     ]:
         with pytest.raises(Unsafe, match=words):
             told(change)

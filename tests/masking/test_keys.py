@@ -21,9 +21,7 @@ from fedgradnorm._masking.roster import (
     read_signer,
     to_text,
 )
-from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.layout import SIGNING
-from masking.crowd import public_keys
 
 
 def test_a_key_signs_under_its_public_half_and_is_never_overwritten(tmp_path):
@@ -92,14 +90,3 @@ def test_fingerprints_differ_with_one_bit(tmp_path):
     other = PrivateTerms({**keys, "c": make_key(tmp_path / "d", SIGNING).text})
     assert one.fingerprint != other.fingerprint
     assert one.fingerprint == PrivateTerms(dict(reversed(keys.items()))).fingerprint
-
-
-def test_the_order_of_the_roster_decides_no_cohort():
-    """Its fingerprint is the same, so whoever writes the file could try orders until one suits."""
-    keys = public_keys("abcdefghij")
-    settings = Settings(rounds=20, participation=0.5)
-    one, other = PrivateTerms(keys), PrivateTerms(dict(reversed(keys.items())))
-    assert one.fingerprint == other.fingerprint
-    cohorts = [one.cohort(settings, number) for number in range(20)]
-    assert cohorts == [other.cohort(settings, number) for number in range(20)]
-    assert len({tuple(names) for names in cohorts}) > 10

@@ -89,7 +89,7 @@ def test_clients_that_are_told_different_things_add_up_to_chance():
     """S3: a hostile server adds them up all the same, and has everybody's own mask."""
     crowd = Crowd(4, size=1000)
     at, total = crowd.prepared(), np.zeros(1002, dtype=np.uint64)
-    about = (digest(at.public), names_digest(at.cohort), names_digest(at.givers))
+    about = (digest(at.public), at.roster.digest, names_digest(at.givers))
     for name in crowd.names:
         own = from_text(crowd.members[name].state["attempts"]["1"]["secret"]["own"])
         subject = Subject("one" if name < "c02" else "other")

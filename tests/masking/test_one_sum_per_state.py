@@ -44,7 +44,7 @@ class HostileServer(RuleBasedStateMachine):
     def session(self, name: str, run: str) -> Session:
         state = self.states.get((name, run))
         return Session(
-            SIGNERS[name], ROSTER, "agreed", run, cohort=lambda _: NAMES, colluders=1,
+            SIGNERS[name], ROSTER, "agreed", run, colluders=1,
             state=state, revealed=self.revealed[name],
         )  # fmt: skip
 
@@ -68,7 +68,7 @@ class HostileServer(RuleBasedStateMachine):
         found = {n: self.did(n, run, lambda s: s.keys(at, number, phase)) for n in some}
         found = {n: one for n, one in found.items() if one}
         cheat = Session(
-            SIGNERS[CHEAT], ROSTER, "agreed", run, cohort=lambda _: NAMES, colluders=1
+            SIGNERS[CHEAT], ROSTER, "agreed", run, colluders=1
         )  # fmt: skip
         shown = [*found.values(), cheat.keys(at, number, phase)]
         for name in found:

@@ -1,4 +1,4 @@
-"""A server that asks one private client whatever it likes, through the client's own objects."""
+"""A server that asks one private client whatever it likes, through the real encoded messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 
 import fedgradnorm as fgn
 import toys
-from engines.flower.direct import Together
+from engines.flower.direct import Together, answered
 from fedgradnorm._flower.wire.messages import Answer, Order
 from fedgradnorm._privacy.accountant import Steps, epsilon_of
 from fedgradnorm._runs.layout import LEDGER
@@ -59,7 +59,10 @@ class Hostile:
 
     def ask(self, run: str = "run", number: int = 0, state: int = 0, moved: float = 0.0) -> Answer:
         """The answer to an order of round ``number``, with a network ``moved`` from the first."""
-        return self.client.answer(self.order(run, number, state, moved))
+        return self.give(self.order(run, number, state, moved))
+
+    def give(self, order: Order) -> Answer:
+        return answered(self.client, order)
 
     def order(self, run: str = "run", number: int = 0, state: int = 0, moved: float = 0.0) -> Order:
         shared = self.together.server.server.shared.data + moved

@@ -62,7 +62,7 @@ class Charging(RuleBasedStateMachine):
     def nothing_exceeds_the_budget(self) -> None:
         epsilon = epsilon_of(tuple(self.released), TERMS.delta)
         assert epsilon <= TERMS.epsilon
-        fresh = self.opened(self.plans[0]).epsilon
+        fresh = self.opened(self.plans[0])._book.epsilon
         assert epsilon <= fresh + 1e-9
         assert fresh <= TERMS.epsilon
 

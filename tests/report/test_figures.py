@@ -8,16 +8,21 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 from fedgradnorm import ConfigError, DataError
 from fedgradnorm._report import figures
 from fedgradnorm._report.colours import COLOURS
-from fedgradnorm._report.figures import draw, panels_figure
+from fedgradnorm._report.figures import DPI, TYPE, WIDTH, draw, panels_figure
 from fedgradnorm._report.frame import MANY, read_report, report_of
 from report.made_runs import many, run
 from report.run_folders import write_run
+from studies import benefit, methods
+from studies.benefit import ENDS, Gains, benefit_figure
+from studies.methods import methods_figure
 
 
 @pytest.fixture
@@ -29,7 +34,8 @@ def drawn(monkeypatch):
         kept.append(drawing)
         return saved(drawing, path, note)
 
-    monkeypatch.setattr(figures, "save", keep)
+    for module in (figures, methods, benefit):
+        monkeypatch.setattr(module, "save", keep)
     return kept
 
 
@@ -61,30 +67,54 @@ def test_names_in_any_script_are_drawn_without_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize("count", [2, 9, 12])
-def test_of_many_methods_some_are_named(tmp_path, drawn, count):
+def test_of_many_methods_some_are_drawn(tmp_path, drawn, count):
     report = report_of(many(count, 1))
     made = draw(report, tmp_path)
     assert [path.name for path in made] == ["curves.png"]
     (legend,) = drawn[0].legends
     texts = [text.get_text() for text in legend.get_texts()]
-    others = count - MANY
-    more = [f"{others} other{'s' * (others > 1)}"] if others > 0 else []
-    assert sorted(texts) == sorted([*report.standouts(), *more])
+    assert sorted(texts) == sorted(report.standouts())
+    assert len(texts) <= MANY
+    left = f"{count - MANY} other methods"
+    assert (left in drawn[0].get_supxlabel()) == (count > MANY)
     titles = [axes.get_title() for axes in drawn[0].axes]
-    per_row = [f"{task} (accuracy)" for task in report.tasks]
+    per_row = [f"{task}\naccuracy ↑" for task in report.tasks]
     assert titles == [*per_row, *report.tasks, *report.tasks]  # held out, training loss, weights
     colours = {line.get_color() for line in drawn[0].axes[0].lines if line.get_label() in texts}
     assert len(colours) == len(texts)
 
 
-def test_a_diverged_method_does_not_flatten_the_others(tmp_path, drawn):
-    runs = many(12, 1)
-    named = report_of(runs).standouts()
-    for row in next(one for one in runs if one.method not in named).rows:
-        if row["epoch"] == 1.0:
-            row["loss"] = 1e6
-    panels_figure(report_of(runs), tmp_path / "f.png")
-    assert all(axes.get_ylim()[1] < 1e3 for axes in drawn[0].axes)
+def test_type_is_never_smaller_than_eight_points_at_the_width_of_a_page(tmp_path, drawn):
+    long = tuple("a client with a name of many words " * 3 + str(n) for n in range(7))
+    reports = [report_of(many(12, 2, clients=long))]
+    for point in ({"data.loss_scale.a": 1e-3}, {"precision": "tf32"}):
+        runs = [run("fedrep", seed, point={k: v}) for seed in range(2)
+                for k, old in point.items() for v in (old, old * 2)]  # fmt: skip
+        reports.append(report_of(runs))
+    for report in reports:
+        panels_figure(report, tmp_path / "f.png")
+    for name in ("methods-mtfl", "methods-radcom"):
+        methods_figure(report_of(many(12, 2, name=name)), tmp_path / "methods.png")
+    table = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 1.0]})
+    gains = [
+        Gains(data, f"fedrep heads={data}", "fedrep", end, "%", table, {})
+        for data in "abcde"
+        for end in ENDS
+    ]
+    benefit_figure(gains, tmp_path / "benefit.png")
+    assert len(drawn) == 6
+    for one in drawn:
+        assert one.get_figwidth() == WIDTH
+        sizes = {text.get_fontsize() for text in one.findobj(Text) if text.get_text()}
+        assert sizes == {TYPE}
+        assert "=" not in " ".join(text.get_text() for text in one.findobj(Text))
+    assert TYPE >= 8
+
+
+def test_published_figures_have_the_width_that_makes_their_type_readable():
+    found = list((Path(__file__).parents[2] / "docs" / "results").glob("*/*.png"))
+    assert found
+    assert {Image.open(path).width for path in found} == {round(WIDTH * DPI)}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from accessibility import violations
 from fedgradnorm._report import live
 from report.run_folders import write_run
-from report.test_watch import serving
+from report.test_watch import BOARD, serving
 
 pytestmark = pytest.mark.slow
 
@@ -180,6 +182,47 @@ def test_the_page_needs_no_more_memory_for_a_longer_run(
             ".map((curve) => curve.x.length))"
         )
         assert most <= 3000
+
+
+def serve_board(folder: Path, run: Path, age: float) -> None:
+    """What a federation's server wrote so many seconds ago."""
+    board = {**BOARD, "folder": str(run), "seconds_since_1970": time.time() - age}
+    (folder / "status.json").write_text(json.dumps(board))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1400, 900), (390, 844)])
+def test_axe_finds_nothing(
+    browser: Any, tmp_path: Path, size: tuple[int, int], scheme: str
+) -> None:
+    serve_board(tmp_path, write_run(tmp_path, "fedgradnorm"), age=1)
+    options = {"color_scheme": scheme, "bypass_csp": True}
+    with serving(tmp_path) as found, opened(browser, size, **options) as page:
+        page.goto(found.url)
+        page.locator("canvas.plot").first.wait_for()
+        assert violations(page) == []
+
+
+def test_the_board_of_a_federation_says_when_its_server_is_silent(
+    browser: Any, tmp_path: Path
+) -> None:
+    """The server writes after each round: nobody knows who is connected while it waits."""
+    run = write_run(tmp_path, "fedgradnorm")
+    with serving(tmp_path) as found, opened(browser) as page:
+        for age, connected, says in (
+            (1, "yes", "training: round 3 of 9"),
+            (60, "unknown", "no news"),
+        ):
+            serve_board(tmp_path, run, age)
+            page.goto(found.url)
+            page.locator("#boards p", has_text=says).wait_for()
+            row = page.locator("#boards tbody tr").first
+            assert row.locator("td").first.inner_text() == connected
+            assert row.locator("td").last.inner_text() == "suspended"
+        titles = page.locator("#table thead th:visible").all_inner_texts()
+        assert [title.split(" ↕")[0] for title in titles] == [
+            "client", "run", "held-out score", "held-out loss", "training loss", "weight",
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [(1400, 900), (390, 844)])

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from accessibility import violations
+
 pytestmark = pytest.mark.slow
 
 PHONE, DESKTOP = (390, 844), (1400, 900)
@@ -110,3 +112,11 @@ def test_the_overview_fits_the_screen_and_large_figures_open_on_a_click(browser,
         page.goto((site / "performance.html").as_uri())
         page.locator("a.enlarge").first.click()
         assert page.url.endswith(".png")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser, site, scheme):
+    with opened(browser, site, color_scheme=scheme, bypass_csp=True) as page:
+        for name in ("index", "start", "methods", "results/table2"):
+            page.goto((site / f"{name}.html").as_uri())
+            assert violations(page) == [], name

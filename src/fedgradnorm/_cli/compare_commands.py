@@ -256,16 +256,15 @@ def show_comparison(places: list[Path], baseline: str, out: Path) -> Report:
     """Print a table, notes and the conclusion; write all tables, figures and the page."""
     from fedgradnorm._report.figures import draw
     from fedgradnorm._report.frame import read_report
-    from fedgradnorm._report.grid import write_grids
     from fedgradnorm._report.page import write_page
-    from fedgradnorm._report.tables import all_grids
+    from fedgradnorm._report.tables import write_tables
 
     report = read_report(places, baseline)
     if report.frame.empty:
         raise RunFolderError("nothing to compare: no run there holds an evaluation")
     page = write_page(places, out / REPORT, report=report)
-    show_report(report, page.crowd)
-    write_grids([*([page.crowd] if page.crowd else ()), *all_grids(report)], out / TABLES)
+    show_report(report)
+    write_tables(report, out / TABLES)
     say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
     say(f"figures: {', '.join(map(str, draw(report, out / FIGURES)))}")
     show_page(page, out / REPORT)

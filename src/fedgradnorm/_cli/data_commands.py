@@ -16,7 +16,7 @@ prepare = typer.Typer(
 app.add_typer(prepare, name="prepare")
 
 Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same rows.")]
-From = Annotated[Path, typer.Option("--from", help="The downloaded file or folder.")]
+From = Annotated[Path, typer.Option("--from", help="The downloaded file.")]
 Drop = Annotated[bool, typer.Option("--drop-bad", help="Leave out bad rows and list them.")]
 
 
@@ -29,7 +29,7 @@ def prepare_mtfl(
     ] = None,
     crop: Annotated[str, typer.Option(help="boxes, or whole pictures.")] = "boxes",
 ) -> None:
-    """Decode, crop and shrink every face of MTFL.zip or its folder."""
+    """Decode, crop and shrink every face of MTFL.zip."""
     from fedgradnorm.data import mtfl
 
     with data_bar("faces") as bar:

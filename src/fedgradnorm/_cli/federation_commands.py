@@ -196,10 +196,9 @@ def status(
         row = (one["client"], connected, seen, took, size, str(one["rounds"]), weight)
         table.add_row(*row, *counts, one["state"])
     say(table)
-    spent = "" if found["epsilon"] is None else f", epsilon {found['epsilon']:.3g} spent"
     ago = time.time() - found["seconds_since_1970"]
     where = f"round {found['round']} of {found['rounds']}"
-    say(f"{found['stage']}: {where}{spent}; written {ago:.0f} s ago; run {found['run']}")
+    say(f"{found['stage']}: {where}; written {ago:.0f} s ago; run {found['run']}")
     say(f"run folder: {found['folder']}")
 
 
@@ -280,8 +279,8 @@ def join(
     """Join a federation as the client that CLIENT_CONFIG describes, until the run is over.
 
     Data and labels stay on this machine. At the start it prints what leaves: the update of the
-    shared network, the numbers that the agreed method needs, and the head only where sharing heads
-    is agreed. It reconnects automatically, and ends when the run has finished.
+    shared network, and the numbers that the agreed method needs. It reconnects automatically, and
+    ends when the run has finished.
     """
     from fedgradnorm._flower.wire import check_installed
 

@@ -96,13 +96,11 @@ def tell(notes: Iterable[str]) -> None:
         err.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
-def show_report(report: Report, crowd: Grid | None = None) -> None:
-    """The first table of a report, of many clients the ``crowd``, and notes about it."""
+def show_report(report: Report) -> None:
+    """The first table of a report, and notes about it."""
     from fedgradnorm._report.tables import shown_grids
 
-    if crowd is not None:
-        say(crowd)
-    elif len(report.frame):
+    if len(report.frame):
         say(shown_grids(report)[0])
     tell(report.notes)
 

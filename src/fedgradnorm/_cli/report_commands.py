@@ -42,7 +42,7 @@ def report(
             f"{path}: a page's name must end in .html; for figures use `compare --from`"
         )
     page = write_page(runs, path)
-    show_report(page.report, page.crowd)
+    show_report(page.report)
     show_page(page, path)
     if show:
         webbrowser.open(path.resolve().as_uri())

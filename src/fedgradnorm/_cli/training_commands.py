@@ -116,12 +116,12 @@ def show_run(folder: Path) -> None:
     if not is_leader():
         return
     from fedgradnorm._report.frame import report_of
-    from fedgradnorm._report.tables import crowd_grid, tasks_grid
+    from fedgradnorm._report.tables import tasks_grid
     from fedgradnorm._runs.reader import read_run
 
     run = read_run(folder)
     report = report_of([run])
-    grid = crowd_grid(report) or tasks_grid(report)
+    grid = tasks_grid(report)
     if grid.rows:
         say(replace(grid, title=f"{report.variants[0]}, seed {run.seed}"))
     tell(report.notes)

@@ -6,7 +6,6 @@ import json
 import sys
 import threading
 import webbrowser
-from collections.abc import Iterator
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,9 +23,6 @@ from fedgradnorm._errors import ConfigError
 ADDRESS = "127.0.0.1"
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 """Host names that a request may be for; another one means that a page elsewhere sent it."""
-
-STREAMS = 16
-"""Pages that may be open at the same time."""
 
 POLL, ALIVE = 0.5, 5.0
 """Seconds between two looks at the folder, and between two signs of life to a page."""
@@ -99,7 +95,6 @@ class Server(ThreadingHTTPServer):
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
         self.stopping = threading.Event()
-        self.streams = threading.BoundedSemaphore(STREAMS)
         super().__init__((ADDRESS, port), Handler)
 
     def server_bind(self) -> None:
@@ -121,7 +116,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD for the page and its messages, and nothing else."""
+    """Answers GET for the page and its messages, and nothing else."""
 
     server: Server
     server_version = "fedgradnorm"
@@ -137,11 +132,12 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/events":
             self._stream(parse_qs(query).get("run", []))
         elif path in PAGES:
-            self._page(*PAGES[path])
+            name, kind = PAGES[path]
+            content = (files("fedgradnorm._report") / "templates" / name).read_bytes()
+            self._head(kind)
+            self.wfile.write(content)
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
-
-    do_HEAD = do_GET
 
     def _is_local(self) -> bool:
         """Whether the request is for this machine and not sent by a page from elsewhere."""
@@ -151,17 +147,9 @@ class Handler(BaseHTTPRequestHandler):
         top = self.headers.get("Sec-Fetch-Mode") == "navigate"
         return name in LOCAL and (site in ("none", "same-origin") or top)
 
-    def _page(self, name: str, kind: str) -> None:
-        content = (files("fedgradnorm._report") / "templates" / name).read_bytes()
-        self._head(f"{kind}; charset=utf-8", len(content))
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def _head(self, kind: str, length: int | None = None) -> None:
+    def _head(self, kind: str) -> None:
         self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", kind)
-        if length is not None:
-            self.send_header("Content-Length", str(length))
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.end_headers()
 
     def end_headers(self) -> None:
@@ -175,32 +163,21 @@ class Handler(BaseHTTPRequestHandler):
 
     def _stream(self, shown: list[str]) -> None:
         """Server-sent events until the page or the server goes."""
-        if not self.server.streams.acquire(blocking=False):
-            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open")
-            return
-        try:
-            self._head("text/event-stream; charset=utf-8")
-            if self.command != "HEAD":
-                self.wfile.write(b"retry: 1000\n\n")
-                for event in self._events(shown):
-                    self.wfile.write(event)
-                    self.wfile.flush()
-        finally:
-            self.server.streams.release()
-
-    def _events(self, shown: list[str]) -> Iterator[bytes]:
         from fedgradnorm._report.live import Live
 
+        self._head("text/event-stream")
+        self.wfile.write(b"retry: 1000\n\n")
         live, quiet = Live(self.server.folder, shown), 0.0
         while not self.server.stopping.is_set():
             quiet += POLL
             for name, content in live.news():
                 quiet = 0.0
                 # JSON has no line breaks, which would end an event.
-                yield f"event: {name}\ndata: {json.dumps(content, allow_nan=False)}\n\n".encode()
+                event = f"event: {name}\ndata: {json.dumps(content, allow_nan=False)}\n\n"
+                self.wfile.write(event.encode())
             if quiet >= ALIVE:  # else a page that was closed is never noticed
                 quiet = 0.0
-                yield b": alive\n\n"
+                self.wfile.write(b": alive\n\n")
             self.server.stopping.wait(POLL)
 
     def log_message(self, *_: Any) -> None:

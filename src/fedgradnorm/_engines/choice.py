@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedgradnorm._client import Client
 from fedgradnorm._engines.engine import Engine, Problem
 from fedgradnorm._engines.gradients import BlockGradients
-from fedgradnorm._engines.joint import NormTap, ProductTap
+from fedgradnorm._engines.joint import NormTap
 from fedgradnorm._engines.parts import backward_hooks
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.executor import AUTO, EXECUTORS, Executor
@@ -58,7 +58,7 @@ def joint_why_not(problem: Problem) -> str | None:
         return f"shared_steps = {spec.shared_steps}, so the clients' networks differ"
     if spec.sends != "gradient" or spec.report_loss != "before":
         return "it sends raw gradients and losses before the step only"
-    if Needs.GRADIENT in problem.needs:
+    if problem.needs & (Needs.GRADIENT | Needs.GRAM):
         return "the weighting needs every client's gradient"
     if spec.clip is not None:
         return "clip needs the length of every client's gradient"
@@ -153,7 +153,7 @@ def _try_vmap(engine: Engine) -> str | None:
         tried, some = True, group.only(torch.arange(count).numpy())
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                batch = engine.examples.block(some, 0)
+                batch = engine.examples.block(some, engine.examples.batches.of_round(0, some.names))
             part, row = some.part, engine.rows_of(some)
             part.whole.train()
             networks = engine.network.vector.detach().clone().expand(count, -1)
@@ -233,12 +233,9 @@ def why_impure(module: nn.Module, x: Inputs | None) -> str | None:
 
 
 def _tap_why_not(problem: Problem) -> str | None:
-    """Why the gradient norms, or the products of gradients, cannot be taken from one pass."""
+    """Why the gradient norms cannot be taken from one pass."""
     trial = copy.deepcopy(problem.network)
     tap = NormTap(trial, problem.norm_layer)
-    products = ProductTap(trial) if Needs.GRAM in problem.needs else None
     with torch.enable_grad():
         call(trial, _probe(problem))
-    if products is not None and (reason := products.problem()) is not None:
-        return f"the weighting needs the products of all gradients, and {reason}"
     return tap.problem()

@@ -45,7 +45,7 @@ from fedgradnorm._round.local_update import (
 from fedgradnorm._round.private.private_gradients import FLOOR, PrivateClient, PrivateGradients
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.seeding import number
-from fedgradnorm._state.table import FIRST_LOSS, NETWORK, OWN, ROUNDS, ClientTable, Row
+from fedgradnorm._state.table import BUFFER, FIRST_LOSS, NETWORK, OWN, ROUNDS, ClientTable, Row
 from fedgradnorm.models._flat import FlatNetwork, working_copy
 from fedgradnorm.models._streamed.rows import Streamed
 from fedgradnorm.tasks._task import Task
@@ -158,10 +158,8 @@ class Engine:
             assert isinstance(y, Tensor)
             given = part.head, plain, (x, y), self.spec, problem.batch_size, self.seed
             self.private[client.name] = PrivateClient(client, *given)
-        self._joint: JointPass | None = None
-        if executor == "joint":
-            products = Needs.GRAM in problem.needs
-            self._joint = JointPass(self.network, problem.norm_layer, products=products)
+        joint = executor == "joint"
+        self._joint = JointPass(self.network, problem.norm_layer) if joint else None
         self._plan: Plan | None = None
         self._groups: dict[tuple[str, ...], list[tuple[Block, Tensor]]] = {}
         self._updates = self._gradient = self.network.vector.new_empty(0, 0)
@@ -216,9 +214,12 @@ class Engine:
             none, empty = plan.size, shared.new_empty(0, shared.shape[-1])
             return Reports(none > 0, none, none, none, none, [], updates=empty, rows=plan.places)
         joint = self._joint is not None and not updates
+        blocks = [joint or self.runs_at_once(group) for group in plan.groups]
+        names = [n for g, here in zip(plan.groups, blocks, strict=True) if here for n in g.names]
+        drawn = self.examples.batches.of_round(round_number, names) if names else {}
         batches = [
-            self.examples.block(group, round_number) if joint or self.runs_at_once(group) else None
-            for group in plan.groups
+            self.examples.block(group, drawn) if here else None
+            for group, here in zip(plan.groups, blocks, strict=True)
         ]
         first = None
         if self.spec.first_loss != "first_round":
@@ -581,10 +582,15 @@ class Engine:
     def exported_all(self) -> dict[str, Exported]:
         return {name: self.exported(name) for name in self.names}
 
-    def install(self, name: str, client: Exported) -> None:
-        """Let a client have what :meth:`exported` returned, of this engine or another."""
-        network = None if client.network is None else client.network.to(self.device)
-        self._keep(name, self.table.one(name)[0].row_of(client), network)
+    def begin(self, name: str, parts: Mapping[str, Tensor], network: Tensor | None) -> None:
+        """Start a client with these private parameters and statistics, and a network of its own."""
+        part, number = self.table.one(name)
+        row = {key: part.rows[key][number : number + 1].clone() for key in [OWN, *part.buffers]}
+        named = part.own.views(row[OWN]) | {k.removeprefix(BUFFER): row[k] for k in part.buffers}
+        for key, value in parts.items():
+            if f"network.{key}" in named:
+                named[f"network.{key}"].copy_(value)
+        self._keep(name, row, None if network is None else network.to(self.device))
 
     def head_rows(self, names: Sequence[str]) -> Tensor:
         """The heads of some clients, which are of one shape, as rows.

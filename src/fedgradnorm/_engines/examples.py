@@ -7,9 +7,9 @@ examples of a round are gathered from where they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from fedgradnorm.models._given_inputs import form_words
 from fedgradnorm.models._input_rows import Inputs, concatenated, has_sequences, leaves, row_form
 from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets
 from fedgradnorm.tasks._missing import labelled
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Block = Group[ClientPart]
 Split = tuple[Inputs, Targets]
@@ -194,14 +197,13 @@ class Examples:
         rows = self.batches.only(name, len(x)).many([name], first, steps)[name]
         return Batch(x, y, torch.from_numpy(rows).to(self.device)[None])
 
-    def block(self, group: Block, round_number: int) -> Batch:
+    def block(self, group: Block, drawn: Mapping[str, NDArray[np.int64]]) -> Batch:
+        """The batches of a group's clients in a round, for which ``drawn`` has their rows."""
         names, width = group.names, group.part.batch
-        drawn = self.batches.of_round(round_number, names)
-        if group.part.padded:
-            for name, own in drawn.items():
-                missing = width - own.shape[1]
-                drawn[name] = np.pad(own, ((0, 0), (0, missing))) if missing else own
-        rows = torch.from_numpy(np.stack([drawn[name] for name in names]))
+        rows = torch.zeros(len(names), self.batches.steps, width, dtype=torch.int64)
+        for table, name in zip(rows.numpy(), names, strict=True):
+            own = drawn[name]
+            table[:, : own.shape[1]] = own  # of fewer examples; the rest is padding
         if names[0] in self.where:
             return self.lookup(group, rows.to(self.device))
         pairs = [self._training(name) for name in names]

@@ -83,7 +83,9 @@ class Graph:
             return
         lines = []
         for k, plan in enumerate(plans[begin:], start=first + begin):
-            blocks = [self._engine.examples.block(group, k) for group in plan.groups]
+            examples = self._engine.examples
+            drawn = examples.batches.of_round(k, plan.active)
+            blocks = [examples.block(group, drawn) for group in plan.groups]
             lines.append(torch.cat([_line(plan), *(block.rows.reshape(-1) for block in blocks)]))
         self._table[begin:end] = torch.stack(lines)
 

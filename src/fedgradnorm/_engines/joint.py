@@ -3,8 +3,7 @@
 At the start of a round all clients hold the same shared network, so one forward pass serves them
 all. The gradient at the last layer comes first in a backward pass: each client's gradient norm is
 measured there, the weights are moved, each client's part of the output gradient is scaled by its
-weight, and one backward pass gives the aggregate. Nobody's full gradient is ever formed, also where
-the weighting needs all inner products of them (see :class:`ProductTap`).
+weight, and one backward pass gives the aggregate. Nobody's full gradient is ever formed.
 
 A layer's gradient is a sum over the examples of the batch. Call the layer's inputs A and the
 gradient at its outputs D. Client k's gradient of a linear layer is D_k^T A_k. Its squared length is
@@ -130,63 +129,17 @@ def linear_squared(a: Tensor, d: Tensor, wanted: Sequence[str]) -> Tensor:
     return total + d.sum(dim=1).square_().sum(dim=1) if bias else total
 
 
-class ProductTap(NormTap):
-    """Remembers all layers with parameters: inner products and sums of gradients, without them.
-
-    Where all parameters are in linear layers, client k's gradient of a layer is D_k^T A_k, so
-
-        <D_i^T A_i, D_j^T A_j> = sum over examples a of i and b of j of (A A^T)_ab (D D^T)_ab,
-
-    which is two products of the batch with itself; sum_k c_k D_k^T A_k is one product per layer.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__(network, [n for n, p in network.named_parameters() if p.requires_grad])
-
-    def problem(self) -> str | None:
-        """Why the products cannot be taken from the last forward pass, if they cannot."""
-        linear = all(type(module) is nn.Linear for module in self.modules.values())
-        if not linear or any(inputs.ndim != 2 for _, inputs, _ in self.seen):
-            return "not all of its layers are linear"
-        return super().problem()
-
-    def summed(self, layers: Layers, factors: Tensor) -> dict[str, Tensor]:
-        """The gradient of a weighted sum of losses; ``factors`` are those of each example."""
-        found: dict[str, Tensor] = {}
-        for layer, (a, d) in layers.items():
-            weighted = d * factors.to(d.dtype)[:, None]
-            for name in self.layers[layer]:
-                part = weighted.T @ a if name == "weight" else weighted.sum(dim=0)
-                found[f"{layer}.{name}" if layer else name] = part
-        return found
-
-    def gram(self, layers: Layers, owner: Tensor, clients: int) -> Tensor:
-        """Products of all pairs of clients' gradients; ``owner`` is the client of each example."""
-        member = (owner == torch.arange(clients, device=owner.device)[:, None]).double()
-        total = torch.zeros(clients, clients, dtype=torch.float64, device=owner.device)
-        for layer, (a, d) in layers.items():
-            wanted = self.layers[layer]
-            alike = a @ a.T if "weight" in wanted else d.new_zeros(len(d), len(d))
-            alike = alike + float("bias" in wanted)
-            total += member @ (alike * (d @ d.T)).double() @ member.T
-        return total
-
-
 class JointPass:
     """A forward pass for everybody, the norms of gradients, and the weighted backward pass."""
 
-    def __init__(self, network: FlatNetwork, norm_layer: Sequence[str], products: bool) -> None:
+    def __init__(self, network: FlatNetwork, norm_layer: Sequence[str]) -> None:
         self.network = network
         shapes = {name: network.module.get_parameter(name).shape for name in network.slices}
         self._layout, self._sum = Layout(shapes), network.vector.new_empty(1, len(network.vector))
         self._tap = NormTap(network.module, norm_layer)
-        self.products = ProductTap(network.module) if products else None
-        self._taps = [tap for tap in (self._tap, self.products) if tap is not None]
+        self._tap.on = False
         self._output = self._gradient = self.owner = torch.empty(0)
-        self.layers = Layers()
         self._once: SharedExamples | None = None
-        for tap in self._taps:
-            tap.on = False
 
     def run(
         self,
@@ -208,11 +161,9 @@ class JointPass:
         network.use(shared)
         network.module.train()
         self._output = self._gradient = torch.empty(0)  # the last round's graph must be gone
-        for tap in self._taps:
-            tap.on = True
+        self._tap.on = True
         self._output = call(network.module, x if once is None else x[once.first])
-        for tap in self._taps:
-            tap.on = False
+        self._tap.on = False
         features = self._output.detach() if once is None else self._output.detach()[once.back]
         stretches = list[tuple[int, int, int]]()  # of examples, of clients of one batch size
         pieces = list[Callable[[], tuple[Tensor, Tensor]]]()
@@ -229,8 +180,6 @@ class JointPass:
         losses, gradients = zip(*in_branches(pieces, features.device), strict=True)
         self._gradient = torch.cat(gradients)
         seen = self._tap.taken(self._output, self._gradient, once)
-        if self.products is not None:
-            self.layers = self.products.taken(self._output, self._gradient, once)
         norms = torch.cat([self._tap.squared(seen, slice(a, b), n) for a, b, n in stretches])
         return torch.cat(losses).double(), norms.double().sqrt()
 
@@ -239,17 +188,11 @@ class JointPass:
 
         The vector is written over by the next call.
         """
-        each, names = coefficients[self.owner], self.network.slices
-        found: Sequence[Tensor | None]
-        if self.products is not None:
-            parts = self.products.summed(self.layers, each)
-            found = [parts[name] for name in names]
-        else:
-            shape = -1, *[1] * (self._gradient.ndim - 1)
-            gradient = self._gradient * each.to(self._gradient.dtype).reshape(shape)
-            gradient = gradient if self._once is None else self._once.summed(gradient)
-            leaves = [self.network.module.get_parameter(name) for name in names]
-            found = torch.autograd.grad(self._output, leaves, gradient, allow_unused=True)
+        each = coefficients[self.owner].to(self._gradient.dtype)
+        gradient = self._gradient * each.reshape(-1, *[1] * (self._gradient.ndim - 1))
+        gradient = gradient if self._once is None else self._once.summed(gradient)
+        leaves = [self.network.module.get_parameter(name) for name in self.network.slices]
+        found = torch.autograd.grad(self._output, leaves, gradient, allow_unused=True)
         return self._layout.rows(found, 1, self._sum, self._sum)[0]
 
 
@@ -294,16 +237,6 @@ class JointReports(Reports):
         raise ConfigError(
             "executor 'joint' forms no single gradients; use executor='vmap' or 'loop'"
         )
-
-    def gram(self) -> Tensor:
-        """update_i . update_j for all pairs of clients, where the pass was made for it."""
-        joint, turns = self.joint, self.turns
-        if joint.products is None:
-            return super().gram()
-        found = joint.products.gram(joint.layers, joint.owner, len(turns))
-        back = torch.empty_like(turns)
-        back[turns] = torch.arange(len(back), device=back.device)
-        return found[back[:, None], back]
 
 
 T = TypeVar("T")

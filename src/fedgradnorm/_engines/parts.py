@@ -167,18 +167,6 @@ class ClientPart(Part):
             head, parts, modules["stem."], None if network is None else network.cpu().clone()
         )
 
-    def row_of(self, client: Exported) -> Row:
-        """Parameters and buffers of a row ``[1, ...]`` that :meth:`exported` would give back."""
-        named = _named("network.", client.parts)
-        for prefix, module in (("head", client.head), ("stem", client.stem)):
-            if module is not None:
-                tensors = (*module.named_parameters(), *module.named_buffers())
-                named |= {f"{prefix}.{key}": tensor for key, tensor in tensors}
-        row = {OWN: self.own.flat(named)[None].to(self.fresh[OWN])}
-        for key in self.buffers:
-            row[key] = named[key.removeprefix(BUFFER)].detach()[None].to(self.fresh[key])
-        return row
-
     def load(self, row: Row) -> tuple[nn.Module, nn.Module]:
         """Let the modules hold a client's row, without copies of parameters: network and head."""
         own = self.own.views(row[OWN])

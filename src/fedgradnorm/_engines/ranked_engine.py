@@ -24,7 +24,6 @@ from fedgradnorm._engines.tuning import Tuning
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.reports import SENT, Reports
 from fedgradnorm._state.table import ClientTable, Row
-from fedgradnorm.weighting import Needs
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,6 @@ class RankedEngine:
         _check_alike(world, clients)
         owners = {owner: k for k, owner in enumerate(dict.fromkeys(c.owner for c in clients))}
         share = [c for c in clients if owners[c.owner] % world.size == world.rank]
-        if Needs.GRAM in problem.needs:  # products across ranks are taken from gradients
-            problem = replace(problem, needs=problem.needs | Needs.GRADIENT)
         self.local = make_engine("auto", replace(problem, clients=share))
         self.own = {client.name for client in share}
         sizes = [float(client.size) for client in clients]
@@ -136,9 +133,9 @@ class RankedEngine:
     def exported_all(self) -> dict[str, Exported]:
         return self._merged(self.local.exported_all())
 
-    def install(self, name: str, client: Exported) -> None:
+    def begin(self, name: str, parts: Mapping[str, Tensor], network: Tensor | None) -> None:
         if name in self.own:
-            self.local.install(name, client)
+            self.local.begin(name, parts, network)
 
     def head_rows(self, names: Sequence[str]) -> Tensor:
         """The heads of some clients, which are of one shape, as rows on every rank."""

@@ -1,14 +1,12 @@
-"""Layers whose weights differ from client to client, as batched matrix products.
+"""Convolutions whose weights differ from client to client, as batched matrix products.
 
-``vmap`` turns convolutions into one with a group per client, for which cuDNN has no fast forward
-kernel and no fast gradient of the weights. With the patches of an image as the columns of a matrix
-X, both are products: Y = W X and dW = dY X^T. The gradient of a dense layer's weights comes out in
-their own layout, where ``vmap`` would leave it transposed and have it copied.
+``vmap`` turns them into one with a group per client, for which cuDNN has no fast forward kernel and
+no fast gradient of the weights. With the patches of an image as the columns of a matrix X, both are
+products: Y = W X and dW = dY X^T.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,7 +23,7 @@ FOLDED = 1 << 24  # up to so many, adding columns up is faster than cuDNN
 
 
 class StackedLayers(TorchFunctionMode):
-    """While active, convolutions and dense layers with a weight per client are products."""
+    """While active, convolutions with a weight per client are products."""
 
     def __torch_function__(
         self,
@@ -35,9 +33,8 @@ class StackedLayers(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call ``func``, or what replaces it."""
-        replaced = _REPLACED.get(func)
-        if replaced is not None:
-            found = replaced(func, *args, **(kwargs or {}))
+        if func is torch.conv1d or func is torch.conv2d:
+            found = _convolved(func, *args, **(kwargs or {}))
             if found is not None:
                 return found
         return func(*args, **(kwargs or {}))
@@ -49,19 +46,6 @@ def _is_stacked(weight: Tensor) -> bool:
     if not functorch.is_batchedtensor(weight):
         return False
     return bool(functorch.maybe_get_level(weight) == functorch.maybe_current_level())
-
-
-def _dense(
-    _: Callable[..., Any],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-) -> Tensor | None:
-    """``linear`` for rows of numbers, or None where PyTorch's own is to be used."""
-    if not _is_stacked(weight) or input.ndim != 2 or torch.is_autocast_enabled(input.device.type):
-        return None
-    y: Tensor = _Dense.apply(input, weight)  # type: ignore[no-untyped-call]
-    return y if bias is None else y + bias
 
 
 def _convolved(
@@ -92,62 +76,10 @@ def _convolved(
     return y.squeeze(-2) if flat else y
 
 
-_REPLACED: dict[Any, Callable[..., Tensor | None]] = {
-    torch.conv1d: _convolved,
-    torch.conv2d: _convolved,
-    F.linear: _dense,
-}
-
-
 def _pair(given: Any, flat: bool, first: int) -> Pair:
     """An option of a convolution for height and width."""
     values = (given,) if isinstance(given, int) else tuple(given)
     return (first if flat else values[0]), values[-1]
-
-
-class _PerClient(torch.autograd.Function):
-    """A layer as one client's code calls it; ``vmap`` calls that of all clients instead."""
-
-    @staticmethod
-    def forward(*arguments: Any) -> Tensor:
-        raise NotImplementedError("layers are stacked under vmap only")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        raise NotImplementedError("layers are stacked under vmap only")
-
-    @classmethod
-    def vmap(
-        cls, info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, *how: Pair
-    ) -> tuple[Tensor, int]:
-        x, weight = (
-            t.expand(info.batch_size, *t.shape) if at is None else t.movedim(at, 0)
-            for t, at in zip((x, weight), in_dims, strict=False)
-        )
-        return cls.of_all(x, weight, *how), 0
-
-    @classmethod
-    def of_all(cls, x: Tensor, weight: Tensor, *how: Pair) -> Tensor:
-        raise NotImplementedError
-
-
-class _StackedDense(torch.autograd.Function):
-    """Rows ``[clients, batch, in]`` by weights ``[clients, out, in]``: Y = X W^T."""
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor) -> Tensor:
-        return torch.bmm(x, weight.mT)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        dx = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
-        dw = torch.bmm(gradient.mT, x) if ctx.needs_input_grad[1] else None
-        return dx, dw
 
 
 class _StackedConvolution(torch.autograd.Function):
@@ -181,24 +113,32 @@ class _StackedConvolution(torch.autograd.Function):
         return dx, dw, None, None, None
 
 
-class _Dense(_PerClient):
-    @classmethod
-    def of_all(cls, x: Tensor, weight: Tensor, *_: Pair) -> Tensor:
-        found: Tensor = _StackedDense.apply(x, weight)  # type: ignore[no-untyped-call]
-        return found
+class _Convolution(torch.autograd.Function):
+    """A convolution as one client's code calls it; ``vmap`` calls that of all clients instead."""
 
+    @staticmethod
+    def forward(*arguments: Any) -> Tensor:
+        raise NotImplementedError("layers are stacked under vmap only")
 
-class _Convolution(_PerClient):
-    @classmethod
-    def of_all(cls, x: Tensor, weight: Tensor, *how: Pair) -> Tensor:
-        clients, batch, *image = x.shape
-        if clients * batch * math.prod(image) * weight.shape[-2:].numel() > LARGEST:
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        raise NotImplementedError("layers are stacked under vmap only")
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, *how: Pair
+    ) -> tuple[Tensor, int]:
+        clients, (stride, padding, dilation) = info.batch_size, how
+        x, weight = (
+            t.expand(clients, *t.shape) if at is None else t.movedim(at, 0)
+            for t, at in zip((x, weight), in_dims, strict=False)
+        )
+        if x.numel() * weight.shape[-2:].numel() > LARGEST:
             images, weights = x.transpose(0, 1).flatten(1, 2), weight.flatten(0, 1)
-            stride, padding, dilation = how
             grouped = torch.conv2d(images, weights, None, stride, padding, dilation, clients)
-            return grouped.view(batch, clients, -1, *grouped.shape[2:]).transpose(0, 1)
-        found: tuple[Tensor, Tensor] = _StackedConvolution.apply(x, weight, *how)  # type: ignore[no-untyped-call]
-        return found[0]
+            found = grouped.view(len(images), clients, -1, *grouped.shape[2:])
+            return found.transpose(0, 1), 0
+        return _StackedConvolution.apply(x, weight, *how)[0], 0  # type: ignore[no-untyped-call]
 
 
 def _weight_gradient(d: Tensor, columns: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -197,7 +196,7 @@ class Federation:
         along = reports.gradients()
         along = along if to is None else along + by * (networks - to)
         self.server.begin_round(round_number)
-        self._descend(plan, networks, along, reports.active if reports.failed else None)
+        self._descend(plan, along, reports.active if reports.failed else None)
         return reports
 
     def _networks(self, plan: Plan) -> Tensor:
@@ -207,22 +206,21 @@ class Federation:
             return rows[0]
         return torch.empty_like(found := torch.cat(rows)).index_copy_(0, plan.order, found)
 
-    def _descend(self, plan: Plan, networks: Tensor, along: Tensor, fine: Tensor | None) -> None:
+    def _descend(self, plan: Plan, along: Tensor, fine: Tensor | None) -> None:
         """A server step of every client that did well; None: of all."""
         server = self.server
         for group, turns in zip(plan.groups, plan.turns, strict=True):
-            here, some = turns, group
+            part, here, some = group.part, turns, group
             if fine is not None:
                 here = turns[fine[turns]]
                 some = group.only(fine[turns].nonzero()[:, 0].cpu().numpy())
-            rows, moved = group.part.rows, networks[here]
-            own = {
-                k: rows[k].index_select(0, some.index) for k in map(SERVER.__add__, server.moments)
-            }
-            state = {key.removeprefix(SERVER): value for key, value in own.items()}
-            server.optimizer.step(moved, along[here], state, server.options)
+            rows = {k: part.rows[k] for k in (NETWORK, *map(SERVER.__add__, server.moments))}
+            if not (whole := some.whole):  # else they are moved where they are
+                rows = {key: value.index_select(0, some.index) for key, value in rows.items()}
+            state = {k.removeprefix(SERVER): value for k, value in rows.items()}
+            server.optimizer.step(state.pop(NETWORK), along[here], state, server.options)
             noted = () if self._alone.capturing else some.rows.tolist()
-            group.part.put(some.index, {NETWORK: moved, **own}, noted)
+            part.put(some.index, {} if whole else rows, noted)
 
     def _ones(self) -> Tensor:
         return torch.ones(len(self.names), dtype=torch.float64, device=self.engine.device)
@@ -253,7 +251,7 @@ class Federation:
         if self.shares:
             weights = server_step(self.server, reports)
         else:
-            self._descend(plan, networks, reports.gradients(), None)
+            self._descend(plan, reports.gradients(), None)
             weights = self._ones()
         return column_values(self._columns, reports, weights, self.server.weighting.frozen)
 
@@ -322,12 +320,9 @@ class Federation:
             self.personal.begin(statistics, networks)
         networks = {} if self.shares else networks
         self.engine.mark(list(statistics))  # a resumed run does not know the other run
-        trained = self.engine.exported_all() if any(statistics.values()) or networks else {}
-        for name, now in trained.items():
-            if statistics.get(name) or name in networks:
-                own = {**now.parts, **statistics.get(name, {})}
-                network = networks.get(name, now.network)
-                self.engine.install(name, replace(now, parts=own, network=network))
+        for name in self.names:
+            if (parts := statistics.get(name)) or name in networks:
+                self.engine.begin(name, parts or {}, networks.get(name))
 
     def bytes_per_round(self, name: str) -> int:
         """What a client and the server exchange in a round: ``shared`` down, the report up.

@@ -32,7 +32,6 @@ from fedgradnorm.models._fitting import (
     with_stem,
 )
 from fedgradnorm.models._input_rows import Fields, Inputs, call
-from fedgradnorm.models._networks import linear_head
 from fedgradnorm.models._streamed.rows import StreamedTargets, all_targets
 from fedgradnorm.tasks._missing import has_gaps, labelled
 from fedgradnorm.tasks._positions import forms
@@ -137,11 +136,6 @@ def head_chance(name: str, seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(each_number([name], seed, "head")[0] % 2**63)
         yield
-
-
-def start_head(name: str, features: int, outputs: int, seed: int, dtype: torch.dtype) -> nn.Linear:
-    with head_chance(name, seed):
-        return linear_head(features, outputs).to(dtype=dtype)
 
 
 def first_head(
@@ -370,11 +364,6 @@ def average_heads(heads: Tensor, parts: Tensor | Sequence[float]) -> Tensor:
     scaled = heads.double() * parts[:, None]
     mean = scaled.sum(dim=0).to(heads.dtype)
     return torch.where(parts.any(), mean.expand_as(heads), heads)
-
-
-def flat_head(head: nn.Module, own: Collection[str] = ()) -> Tensor:
-    """A head's parameters as a new vector, without the ``own`` ones: what of it can be averaged."""
-    return torch.cat([p.detach().flatten() for n, p in head.named_parameters() if n not in own])
 
 
 def own_names(names: Iterable[str], patterns: Patterns) -> set[str]:

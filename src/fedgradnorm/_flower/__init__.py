@@ -6,13 +6,10 @@ setup            ``federation init``, keys, the roster
 approval, audit  which runs are approved; what happened, append-only
 serving          ``serve``: SuperLink, coordinator, run folder; ``status`` writes what it knows
 coordinator      the server's rounds
-group_heads      the heads that clients share, as the server holds them
 attendance       who is asked in them: suspended and shut out clients are not
 join             ``join``
-approved_client  a client as its transport sees it: approval and audit log around its answers
 client_session   a client's answers
 slots            its state on disk
-best_state       ... and the state that does best on its validation examples
 own_history      ... and what it measured
 ledger           ... and what its privacy has cost
 """

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._federation.heads import own_names
 from fedgradnorm._methods import find_method
-from fedgradnorm._round.private.client_sums import check_client_level
 from fedgradnorm._round.settings import FIELDS, GROUPS, TOP, Settings, key_of, scope_of, ungrouped
 from fedgradnorm.experiments._config.config_file import Config
 from fedgradnorm.weighting import Needs, Weighting
@@ -40,14 +38,9 @@ class Agreement:
     @property
     def sent(self) -> tuple[str, ...]:
         """All that may leave a client in a round."""
-        if self.settings.privacy is not None:
-            return ("masked update with noise",)
         if self.private is not None:
             return ("masked update", *(f"masked {name}" for name in self.scalars))
-        own = self.settings.head_own
-        kept = f" without {own if isinstance(own, str) else ', '.join(own)}" if own else ""
-        head = () if self.settings.heads == "own" else (f"head{kept}",)
-        return ("update", *self.scalars, *head)
+        return ("update", *self.scalars)
 
 
 def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
@@ -59,23 +52,9 @@ def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
     for name in (name for name in FIELDS if not scope_of(name).deployed):
         value, only = getattr(settings, name), FIELDS[name].default
         if value != only:
-            raise ConfigError(
-                f"{key_of(name)} = {value!r} cannot be run over the network; leave it at {only!r}"
-            )
-    if settings.patience is not None and not settings.keeps_best:
-        raise ConfigError(
-            "early_stopping cannot end a run over the network, where each client judges for "
-            "itself; add keep_best = true, and a client stops looking for a better round"
-        )
+            way = "leave it out" if only is None else f"leave it at {only!r}"
+            raise ConfigError(f"{key_of(name)} = {value!r} cannot be run over the network; {way}")
     check_tuning(settings.personalize)
-    made_here = settings.heads != "own" and not own_names(["bias"], settings.head_own)
-    if made_here and settings.head_init == "targets":
-        raise ConfigError(
-            f"head_init = {settings.head_init!r} cannot be run over the network with heads = "
-            f"{settings.heads!r}: the server makes the head that clients begin with together, and "
-            "knows nobody's targets; leave it at 'random', keep a bias for each client "
-            "(head_own = 'bias'), or keep heads personal (heads = 'own')"
-        )
     if settings.rounds is None:
         raise ConfigError(
             "give rounds: how many rounds an epoch has depends on the clients' data, "
@@ -83,12 +62,8 @@ def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
         )
     weighting = find_method(config.method).build(config.weighting)
     scalars = sent_scalars(weighting, settings)
-    if settings.client_privacy is not None:
-        check_noise(weighting, settings, private)
-        scalars = ()
     if private is not None:
         check_private(config.method, weighting, settings)
-        private.check(settings, settings.rounds)
     return Agreement(settings, settings.rounds, scalars, _digest(config, private), private)
 
 
@@ -103,27 +78,12 @@ def check_private(method: str, weighting: Weighting, settings: Settings) -> None
         value, only = getattr(settings, name), FIELDS[name].default
         if value != only:
             raise ConfigError(
-                f"{key_of(name)} = {value!r} cannot be run in a private federation: the server "
-                f"sees no single client; leave it at {only!r}"
+                f"{key_of(name)} = {value!r} cannot be run in a private federation, whose server "
+                f"sees only sums over all clients; leave it at {only!r}"
             )
+    from fedgradnorm._flower.private.network_check import NetworkBound
 
-
-def check_noise(weighting: Weighting, settings: Settings, private: PrivateTerms | None) -> None:
-    """Refuse client-level privacy that a federation over the network cannot keep."""
-    terms = settings.client_privacy
-    assert terms is not None
-    if private is None:
-        raise ConfigError(
-            "privacy of clients cannot be run over the network by a server that sees every update; "
-            "make the federation private (federation init --private), and clients add the noise"
-        )
-    if terms.seeded or terms.ledger is not None:
-        key = "noise" if terms.seeded else "ledger"
-        raise ConfigError(
-            f"privacy.{key} = {getattr(terms, key)!r}: over the network every client draws fresh "
-            "noise and keeps a ledger of its own; leave it out"
-        )
-    check_client_level(settings, weighting)
+    NetworkBound(settings)
 
 
 def check_tuning(table: Mapping[str, Any] | None) -> None:

@@ -1,16 +1,15 @@
 """Who is asked in a round: not who is shut out, nor for a while who does not answer.
 
 An order without a usable answer is a miss: nothing came in time, the client said that it failed,
-or its answer was refused. After ``misses`` of them in a row the client is suspended. It counts as
-absent for 1, 2, 4, ... rounds, at most ``pause``; after each such pause it is asked once.
-It is asked earlier when it had been disconnected and is connected again. A usable answer ends all
-of it. A client of which ``refusals`` answers were refused since its last usable one is shut out.
+or its answer was refused. After ``misses`` of them in a row the client is suspended: it counts as
+absent for ``pause`` rounds and is then asked once, until an answer is usable. A client of which
+``refusals`` answers were refused since its last usable one is shut out.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,16 +17,14 @@ from fedgradnorm._runs.layout import FEDERATION
 
 log = logging.getLogger("fedgradnorm")
 
-NOW = -1  # a suspended client that is asked in the next round, whichever that is
-
 
 @dataclass(frozen=True)
 class Rules:
-    """Misses until a suspension, refusals until the end, and the longest pause in rounds."""
+    """Misses until a suspension, refusals until the end, and the rounds of a suspension."""
 
     misses: int = 3
     refusals: int = 5
-    pause: int = 32
+    pause: int = 8
 
 
 @dataclass(frozen=True)
@@ -48,9 +45,7 @@ class Attendance:
         self.rules = rules
         self.misses = dict.fromkeys(names, 0)  # in a row
         self.refusals = dict.fromkeys(names, 0)  # since its last usable answer
-        self.pauses = dict.fromkeys(names, 0)  # in a row
         self.until = dict.fromkeys(names, 0)  # the round that asks it again; 0: not suspended
-        self.away = dict.fromkeys(names, 0)  # 1: seen disconnected since it was suspended
         self.revoked: frozenset[str] = frozenset()  # whose keys are not registered any more
 
     def shut_out(self, name: str) -> bool:
@@ -66,11 +61,8 @@ class Attendance:
     def takes_part(self, name: str, round: int) -> bool:
         return not self.shut_out(name) and self.until[name] <= round
 
-    def asked(
-        self, drawn: Sequence[str], round: int, least: int, online: Callable[[], Sequence[str]]
-    ) -> list[str]:
+    def asked(self, drawn: Sequence[str], round: int, least: int) -> list[str]:
         """Who of those drawn is asked; suspended ones too where the others are too few."""
-        self._see(drawn, round, online)
         found = [name for name in drawn if self.takes_part(name, round)]
         if len(found) >= max(1, least):
             return found
@@ -79,7 +71,7 @@ class Attendance:
     def good(self, name: str) -> None:
         if self.until[name]:
             log.warning("client %r participates again", name)
-        for table in (self.misses, self.refusals, self.pauses, self.until, self.away):
+        for table in (self.misses, self.refusals, self.until):
             table[name] = 0
 
     def missed(self, name: str, round: int, refused: bool) -> None:
@@ -93,29 +85,13 @@ class Attendance:
                 name, self.refusals[name], self.rules.refusals, FEDERATION,
             )  # fmt: skip
         elif 0 < self.rules.misses <= self.misses[name]:
-            self._suspend(name, round)
-
-    def _suspend(self, name: str, round: int) -> None:
-        rounds = min(2 ** min(self.pauses[name], 30), max(1, self.rules.pause))
-        said = self.until[name] > 0
-        self.pauses[name] += 1
-        self.until[name], self.away[name] = round + 1 + rounds, 0
-        log.log(
-            logging.INFO if said else logging.WARNING,
-            "client %r is suspended: no usable answer to %d orders in a row; it is asked again "
-            "in round %d, or when it connects again",
-            name, self.misses[name], self.until[name] + 1,
-        )  # fmt: skip
-
-    def _see(self, drawn: Sequence[str], round: int, online: Callable[[], Sequence[str]]) -> None:
-        """A suspended client that was gone and is back is asked now."""
-        paused = [name for name in drawn if self.until[name] > round]
-        here = online() if paused else ()
-        for name in paused:
-            if name not in here:
-                self.away[name] = 1
-            elif self.away[name]:
-                self.until[name], self.away[name] = NOW, 0
+            said, self.until[name] = self.until[name] > 0, round + 1 + self.rules.pause
+            log.log(
+                logging.INFO if said else logging.WARNING,
+                "client %r is suspended: no usable answer to %d orders in a row; it is asked again "
+                "in round %d",
+                name, self.misses[name], self.until[name] + 1,
+            )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         return {key: dict(getattr(self, key)) for key in _TABLES}
@@ -126,4 +102,4 @@ class Attendance:
             mine.update({name: state[key][name] for name in mine})
 
 
-_TABLES = ("misses", "refusals", "pauses", "until", "away")
+_TABLES = ("misses", "refusals", "until")

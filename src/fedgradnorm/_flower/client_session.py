@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,18 +18,9 @@ from fedgradnorm._engines import Engine, Problem
 from fedgradnorm._engines.tuning import log_personal
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.federation import tuning
-from fedgradnorm._federation.heads import (
-    HeadsOnDemand,
-    flat_head,
-    log_starts,
-    own_parameters,
-    probe_of,
-    shared_columns,
-)
+from fedgradnorm._federation.heads import HeadsOnDemand, log_starts, probe_of
 from fedgradnorm._flower.agreement import Agreement
-from fedgradnorm._flower.best_state import BestState, Present
 from fedgradnorm._flower.federation_file import several_tasks
-from fedgradnorm._flower.group_heads import ALL
 from fedgradnorm._flower.ledger import ClientLedger, at_home
 from fedgradnorm._flower.own_history import OwnHistory
 from fedgradnorm._flower.slots import Slots, StateLost
@@ -51,6 +43,7 @@ from fedgradnorm._runs.manifest import FORMAT, client_info
 from fedgradnorm._runs.run import Run
 from fedgradnorm._runs.trained import TrainedClient
 from fedgradnorm._state.table import FIRST_LOSS, OWN, ROUNDS
+from fedgradnorm._training.best import Best
 from fedgradnorm._training.callbacks import VALIDATION
 from fedgradnorm.models._dividing import divided, log_division
 from fedgradnorm.models._flat import FlatNetwork
@@ -95,26 +88,20 @@ class ClientSession:
             plan = plan_of(client, how, batch)
             self.ledger = ClientLedger(folder, client.name, client.privacy, lambda: plan)
         self.like = self.engine.network.vector.detach().cpu().clone()
-        self.present = Present(client.name, self.engine)
-        self.initial = self.present.row()
-        self.group = {"own": "", "task": client.shared_task, "all": ALL}[settings.heads]
-        self.like_head: Tensor | None = None
-        if self.group:
-            head = heads[client.name]
-            own = own_parameters(head, settings.head_own, client.name)
-            self.like_head, self._common = flat_head(head, own), shared_columns(head, own)
+        self.shared = self.engine.network.vector.detach().clone()  # as the server last sent it
+        self.initial = {"rounds": 0, "row": self.engine.client_state(client.name), **UNJUDGED}
         tuning(self.network, settings)  # names layers that the network has not
-        self._best_states: dict[str, BestState] = {}  # by run
+        self.keeps = settings.keeps_best and client.validation is not None
         self.reported: dict[str, float] = {}  # of its last round
         self.result: Path | None = None  # where it was saved, once the run is over
         self.over = False
         every = max(1, round(settings.rounds_per_epoch([client.drawn])))
         self.every = every if settings.eval_every is None else settings.eval_every
-        if settings.keeps_best and client.validation is None:
+        if settings.keeps_best and not self.keeps:
             log.warning("keep_best: no validation examples, so the last state is kept")
 
     def respond(self, content: bytes) -> bytes:
-        order = decode_order(content, self.like, self.group, self.like_head)
+        order = decode_order(content, self.like)
         answer, own = self.answer(order), OwnHistory(self.folder / order.run)
         if order.kind == "train":
             row = batch_row(order.round + 1, self.name, self.reported)
@@ -132,13 +119,9 @@ class ClientSession:
             state = slots.at(order.state_round, self.initial)
         except StateLost as error:
             raise Refused(str(error)) from error
-        best = self._best_of(order.run)
-        self.present.load(state)
-        if order.head is not None:
-            heads = self.engine.head_rows([self.name])
-            heads[:, self._common] = order.head.to(heads)
-            self.engine.set_head_rows([self.name], heads)
-        self.present.shared = order.shared.to(self.engine.device)
+        best = self._best(state) if self.keeps else None
+        self.engine.load_client(self.name, state["row"])
+        self.shared = order.shared.to(self.engine.device)
         own = OwnHistory(self.folder / order.run)
         first = not own.begun
         own.settle(order.state_round, order.weight)
@@ -150,9 +133,13 @@ class ClientSession:
                 return Answer(order.run, order.round, order.state_round)
             if first:
                 own.add(0, self._evaluations(order.round, kept=best is not None))
-            if best is not None and best.is_due(order.round, self.every):
-                best.judge(order.round)
-            return self._train(order, slots)
+            judged = {key: state[key] for key in UNJUDGED}
+            if best is not None and self._is_due(state["judged"], order.round):
+                values = self.engine.evaluate(self.shared, VALIDATION)
+                best.judge(order.round, values)
+                own.add(order.state_round, _evaluated(order.round, VALIDATION, values))
+                judged = {"judged": order.round, "best": best.state_dict()}
+            return self._train(order, slots, judged)
 
     @contextmanager
     def _failing_in_secret(self, what: str) -> Iterator[None]:
@@ -164,20 +151,34 @@ class ClientSession:
                 raise
             log.error("%s failed: %s", what, error, exc_info=True)
 
-    def _best_of(self, run: str) -> BestState | None:
-        """What is kept of this run so far; None where the last state will do."""
-        settings = self.agreement.settings
-        if not settings.keeps_best or self.client.validation is None:
-            return None
-        if run not in self._best_states:
-            self._best_states = {run: BestState(self.folder / run, self.present, settings)}
-        return self._best_states[run]
+    def _best(self, state: Mapping[str, Any]) -> Best:
+        """The best round so far, judged by this client's own validation examples.
 
-    def _train(self, order: Order, slots: Slots) -> Answer:
+        The server sees no validation loss, so each client keeps a round of its own: a copy of the
+        network that it was sent, and of its row.
+        """
+
+        def take() -> dict[str, Any]:
+            return {"shared": self.shared.clone(), "row": self.engine.client_state(self.name)}
+
+        def give(kept: Mapping[str, Any]) -> None:
+            self.shared = kept["shared"].to(self.engine.device)
+            self.engine.load_client(self.name, kept["row"])
+
+        best = Best(take, give, self.agreement.settings, lenient=True)
+        if state["best"] is not None:
+            best.load_state_dict(state["best"])
+        return best
+
+    def _is_due(self, judged: int, round_number: int) -> bool:
+        """Whether to evaluate: at the first round that the client sees, then every interval."""
+        return judged < 0 or (self.every > 0 and round_number // self.every > judged // self.every)
+
+    def _train(self, order: Order, slots: Slots, judged: Mapping[str, Any]) -> Answer:
         asked, spent = "", ""
         if self.ledger is not None:  # the same question has the same answer, and costs once
             row = self.engine.client_state(self.name)
-            asked = question(row[OWN], int(row[ROUNDS]), self.present.shared, order.round)
+            asked = question(row[OWN], int(row[ROUNDS]), self.shared, order.round)
             if (known := self._stored_answer(order, slots, asked)) is not None:
                 return known
             # Let the budget pay for the answer, before there is one; what is spent, for the log.
@@ -185,10 +186,11 @@ class ClientSession:
             first = bool(torch.isnan(self.engine.client_state(self.name)[FIRST_LOSS]).any())
             epsilon = self.ledger.charge(order.run, order.round, first)
             spent = f", epsilon {epsilon:.3g} of {self.ledger.terms.epsilon:g}"
-        reports = self.engine.run_clients(self.present.shared, order.round, [self.name])
+        reports = self.engine.run_clients(self.shared, order.round, [self.name])
         if reports.failed:
             raise Refused("its loss or gradient is not finite; its state stays as it was")
-        state = {**self.present.row(), "rounds": order.state_round + 1}
+        row = self.engine.client_state(self.name)
+        state = {"rounds": order.state_round + 1, "row": row, **judged}
         if self.ledger is None:
             slots.save(state, keep=order.state_round)
         self.reported = {key: float(getattr(reports, key)[0]) for key in SCALARS}
@@ -197,12 +199,10 @@ class ClientSession:
             "update": reports.gradients()[0].cpu().clone(),  # the next round writes over it
             "scalars": {key: self.reported[key] for key in self.agreement.scalars},
         }
-        if order.head is not None:
-            content["head"] = self.engine.head_rows([self.name])[0].cpu()[self._common]
         if self.ledger is not None:
             answered = {"question": asked, "reported": dict(self.reported), **content}
             slots.save({**state, "answered": answered}, keep=order.state_round)
-        return Answer(order.run, order.round, order.state_round + 1, group=order.group, **content)
+        return Answer(order.run, order.round, order.state_round + 1, **content)
 
     def _stored_answer(self, order: Order, slots: Slots, asked: str) -> Answer | None:
         """The answer to the same question, if it was the last one from this state."""
@@ -210,23 +210,25 @@ class ClientSession:
         if known.get("question") != asked:
             return None
         self.reported = dict(known["reported"])
-        told = {key: known[key] for key in ("update", "scalars", "head") if key in known}
-        return Answer(order.run, order.round, order.state_round + 1, group=order.group, **told)
+        return Answer(
+            order.run, order.round, order.state_round + 1, known["update"], known["scalars"]
+        )
 
-    def _finish(self, order: Order, best: BestState | None) -> None:
+    def _finish(self, order: Order, best: Best | None) -> None:
         """Keep the best or the finished network with this client's head, tuned if it is to be.
 
         What is kept can be loaded like any run. None of it leaves this machine.
         """
+        more: dict[str, Any] = {}
         if best is not None:
-            best.judge(order.round)
-            best.best.restore()
-            self._best_states = {}  # the best state is not held twice; the file has it still
+            best.judge(order.round, self.engine.evaluate(self.shared, VALIDATION))
+            best.restore()
+            if math.isfinite(best.value):
+                more = {"stopped_early": False, "kept": best.for_manifest()}
         how = tuning(self.network, self.agreement.settings, order.round)
-        personal = {} if how is None else self.engine.personalize(self.present.shared, how)
+        personal = {} if how is None else self.engine.personalize(self.shared, how)
         log_personal(personal)
-        more: dict[str, Any] = {"personal": personal} if personal else {}
-        run = self._run(order, best, more | (best.for_manifest() if best else {}))
+        run = self._run(order, more | ({"personal": personal} if personal else {}))
         place = run.save(self.folder / order.run / RESULT)
         self.result = Path(place)
         log.info("finished: network and head in %s", place)
@@ -236,7 +238,7 @@ class ClientSession:
         flat.vector.copy_(vector)
         return flat.module
 
-    def _run(self, order: Order, best: BestState | None, more: dict[str, Any]) -> Run:
+    def _run(self, order: Order, more: dict[str, Any]) -> Run:
         learned = self.engine.exported(self.name)
         own = None if learned.network is None else self._network(learned.network)
         trained = TrainedClient.from_client(self.client, learned, own)
@@ -251,37 +253,32 @@ class ClientSession:
             "blueprints": blueprints(self.network, {self.name: trained.head}, [self.client]),
             **more,
         }
-        shared = self._network(self.present.shared)
-        history = self._history(order.run, order.round, best)
-        return Run({self.name: trained}, manifest, history, shared)
+        history = self._history(order.run, order.round)
+        return Run({self.name: trained}, manifest, history, self._network(self.shared))
 
-    def _history(self, run: str, round_number: int, best: BestState | None) -> History:
+    def _history(self, run: str, round_number: int) -> History:
         """What this client measured in its rounds, its evaluations, and that of what is kept.
 
         For a private client also what it had spent after each of its rounds.
         """
         metrics = sorted(self.client.task.metrics)
-        noisy = self.ledger is not None or self.agreement.settings.privacy is not None
-        history = History(metrics, [SPENT] if noisy else ())
+        history = History(metrics, [] if self.ledger is None else [SPENT])
         spent = [] if self.ledger is None else self.ledger.rows(run, self.name)
         own = OwnHistory(self.folder / run).rows()
         batches = {row["round"]: row for row in own if row["split"] == "batch"}
         for row in spent:
             batches[row["round"]] = {**batches.get(row["round"], {}), **row}
         history.append([r for r in own if r["split"] != "batch"] + list(batches.values()))
-        for number, values in (best.values if best else {}).items():
-            if number < round_number:
-                history.append(_evaluated(number, VALIDATION, values))
         history.append(self._evaluations(round_number))
         return history
 
     def _evaluations(self, number: int, kept: bool = False) -> list[Row]:
         """What the network that was sent does on each split; ``kept`` has the validation split."""
-        shared, splits = self.present.shared, [s for s in SPLITS if not (kept and s == VALIDATION)]
+        splits = [one for one in SPLITS if not (kept and one == VALIDATION)]
         rows = list[Row]()
         for split in splits:
             with self._failing_in_secret(f"the evaluation of its {split} examples"):
-                rows += _evaluated(number, split, self.engine.evaluate(shared, split))
+                rows += _evaluated(number, split, self.engine.evaluate(self.shared, split))
         return rows
 
 
@@ -295,5 +292,8 @@ def _evaluated(number: int, split: str, table: Mapping[str, Mapping[str, float]]
     return [{**about, "client": name, **values} for name, values in table.items()]
 
 
+UNJUDGED: dict[str, Any] = {"judged": -1, "best": None}
+"""Of a client that has looked at none of its validation examples: the last round it looked, and the
+best one so far."""
 SCALARS = ("size", *SENT)
 """What may be asked of a client besides its update."""

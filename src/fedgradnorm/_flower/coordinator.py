@@ -14,7 +14,6 @@ from torch import Tensor
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.attendance import Attendance, Patience
-from fedgradnorm._flower.group_heads import GroupHeads
 from fedgradnorm._flower.wire.messages import (
     Answer,
     Order,
@@ -23,6 +22,8 @@ from fedgradnorm._flower.wire.messages import (
     decode_answer,
 )
 from fedgradnorm._flower.wire.transport import Asking, Content, Exchange
+from fedgradnorm._masking.gathering import TooFew
+from fedgradnorm._masking.roster import Unsafe
 from fedgradnorm._round.bounds import Cut
 from fedgradnorm._round.participation import participants
 from fedgradnorm._round.reports import SENT, Reports
@@ -39,10 +40,7 @@ AWAY = 0.5  # seconds between two looks for clients that went away
 
 
 class Coordinator:
-    """The server of one run. It knows of a client: its name, its updates, the agreed scalars.
-
-    Where clients share ``heads``, it knows these too.
-    """
+    """The server of one run. It knows of a client: its name, its updates, the agreed scalars."""
 
     def __init__(
         self,
@@ -52,17 +50,17 @@ class Coordinator:
         exchange: Exchange,
         patience: Patience,
         norm_layer: Tensor | None = None,
-        heads: GroupHeads | None = None,
     ) -> None:
         self.server, self.names, self.agreement = server, names, agreement
         self.exchange, self.patience, self.norm_layer = exchange, patience, norm_layer
-        self.heads = heads
         self.run = secrets.token_hex(8)
         self.round = 0
         self.states = dict.fromkeys(names, 0)  # rounds each client has completed
         self.refused, self.missed = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.bytes, self.bounded = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.sizes: dict[str, float] = {}  # examples that each client first reported
+        self.out: set[str] = set()  # whose answers were refused in this round
+        self.silent: set[str] = set()  # whose missing answer was counted in this attempt
         self.given: dict[str, float | None] = dict.fromkeys(names)  # weight after its last round
         self.monitor = Monitor(names, agreement.settings)
         self.attendance = Attendance(names, patience.rules)
@@ -75,12 +73,6 @@ class Coordinator:
     def weights(self) -> dict[str, float]:
         """Each client's weight, as far as the server knows it."""
         return dict(zip(self.names, self.server.weighting.weight.tolist(), strict=True))
-
-    @property
-    def epsilon_spent(self) -> float | None:
-        """What clients' privacy has cost so far, where the server knows that."""
-        spent: float | None = getattr(self, "epsilon", None)
-        return spent
 
     def board(self, connected: Sequence[str]) -> list[dict[str, Any]]:
         """What ``federation status`` shows of each client."""
@@ -107,29 +99,34 @@ class Coordinator:
         return self.round >= self.agreement.rounds
 
     def advance(self) -> Progress:
-        """One round, repeated while too few answers are good, then a TrainingError."""
-        settings = self.agreement.settings
+        """One round, repeated while too little comes of it, then a TrainingError."""
+        settings, why = self.agreement.settings, ""
         drawn = participants(settings.participation, settings.seed, self.names, self.round)
-        least, good = 0, dict[str, Answer]()
+        self.out = set()
         for attempt in range(1, self.patience.attempts + 1):
-            started = time.monotonic()
-            asked = self._asked(drawn)
-            good = self._collect({name: self._order("train", name) for name in asked})
-            least = self._least(drawn, asked)
-            if len(good) >= least:
-                seconds = time.monotonic() - started
-                log.info("round %d: %d answers in %.2f s", self.round + 1, len(good), seconds)
-                return self._step(asked, good)
-            log.warning(
-                "round %d: %d good answers of %d needed (attempt %d of %d)",
-                self.round + 1, len(good), least, attempt, self.patience.attempts,
-            )  # fmt: skip
+            asked, self.silent = self._asked(drawn), set()
+            try:
+                return self._attempt(drawn, asked)
+            except (TooFew, Unsafe) as error:
+                why = str(error)
+            words = "round %d: %s (attempt %d of %d)"
+            log.warning(words, self.round + 1, why, attempt, self.patience.attempts)
             if attempt < self.patience.attempts:
-                self._await({*drawn, *asked}, least)
+                self._await({*drawn, *asked}, self._needed(drawn, asked))
         raise TrainingError(
-            f"round {self.round + 1}: {len(good)} good answers, {least} are needed; "
-            "check the clients' logs, then continue with --resume"
+            f"round {self.round + 1}: {why}; check the clients' logs, then continue with --resume"
         )
+
+    def _attempt(self, drawn: list[str], asked: list[str]) -> Progress:
+        """Orders, answers and a step; TooFew where too few answers are good."""
+        started = time.monotonic()
+        good = self._collect({name: self._order("train", name) for name in asked})
+        least = self._least(drawn, asked)
+        if len(good) < least:
+            raise TooFew(f"{len(good)} good answers, {least} are needed")
+        seconds = time.monotonic() - started
+        log.info("round %d: %d answers in %.2f s", self.round + 1, len(good), seconds)
+        return self._step(asked, good)
 
     def _await(self, names: Iterable[str], least: int) -> None:
         """Where too few are connected, wait ``deadline`` seconds at most for others to return.
@@ -151,10 +148,8 @@ class Coordinator:
         """The drawn clients that participate; all others that do, if those are all shut out."""
         if not drawn:
             return []
-        needed, online = min(self.patience.minimum, len(drawn)), self.exchange.online
-        return self.attendance.asked(drawn, self.round, needed, online) or self.attendance.asked(
-            self.names, self.round, 1, online
-        )
+        asked, needed = self.attendance.asked, min(self.patience.minimum, len(drawn))
+        return asked(drawn, self.round, needed) or asked(self.names, self.round, 1)
 
     def _least(self, drawn: list[str], asked: list[str]) -> int:
         """Good answers that the round needs: ``minimum``, or those of all who still participate."""
@@ -164,6 +159,10 @@ class Coordinator:
             return min(self.patience.minimum, len(drawn))
         return max(1, sum(self.attendance.takes_part(name, self.round) for name in asked))
 
+    def _needed(self, drawn: list[str], asked: list[str]) -> int:
+        """Clients that must be there for another attempt."""
+        return self._least(drawn, asked)
+
     def finish(self) -> list[str]:
         """Give everybody who is not shut out the finished network; who has it."""
         names = [name for name in self.names if not self.attendance.shut_out(name)]
@@ -171,9 +170,8 @@ class Coordinator:
 
     def _order(self, kind: Any, name: str) -> Order:
         shared = self.server.shared.data.clone()
-        group, head = self.heads.of(name) if self.heads else ("", None)
         about = (kind, self.run, self.agreement.digest, self.round, self.states[name])
-        return Order(*about, shared, group, head, weight=self.given[name])
+        return Order(*about, shared, self.given[name])
 
     def _collect(self, orders: Mapping[str, Asking]) -> dict[str, Any]:
         """The answers that can be used; all others are logged and counted."""
@@ -183,16 +181,23 @@ class Coordinator:
             content = found.pop(name, "no answer")  # a large thing, not to be held twice
             if isinstance(content, str):
                 self._count(self.missed, name, "client %r left out: %s", content)
-                self.attendance.missed(name, self.round, refused=False)
+                if name not in self.silent:  # a private round has several orders
+                    self.attendance.missed(name, self.round, refused=False)
+                self.silent.add(name)
                 continue
             answer = self._tried(name, content, order)
             if isinstance(answer, str):
-                self._count(self.refused, name, "answer of %r refused: %s", answer)
-                self.attendance.missed(name, self.round, refused=True)
+                self._refuse(name, answer)
             else:
                 good[name] = answer
                 self._read(name)
         return good
+
+    def _refuse(self, name: str, why: str) -> None:
+        """Name, count and leave out whoever sent what cannot be used."""
+        self._count(self.refused, name, "answer of %r refused: %s", why)
+        self.out.add(name)
+        self.attendance.missed(name, self.round, refused=True)
 
     def _count(self, counts: dict[str, int], name: str, words: str, why: str) -> None:
         """Count a client's problem; log the first one of its kind."""
@@ -241,7 +246,7 @@ class Coordinator:
         reports = self._reports(good)
         self.server.begin_round(self.round)
         weights = server_step(self.server, reports)
-        self._count_bounded([*self.server.cuts, *self._average_heads(good, reports, weights)])
+        self._count_bounded(self.server.cuts)
         weight = dict(zip(self.names, weights.tolist(), strict=True))
         for name in good:
             self.states[name] += 1
@@ -281,15 +286,6 @@ class Coordinator:
                 log.warning(words + "and %d answers refused", name, *counts)
         self.monitor.frozen.sum_up(self.round)
 
-    def _average_heads(
-        self, good: Mapping[str, Answer], reports: Reports, weights: Tensor
-    ) -> list[Cut]:
-        """Who shares a head gets the mean with the next order; which heads were over a bound."""
-        sent = {name: answer.head for name, answer in good.items() if answer.head is not None}
-        if self.heads is None or not sent:
-            return []
-        return self.heads.average(sent, reports, weights, self.server.aggregate)
-
     def _progress(self, rows: list[Row], weight: Mapping[str, float]) -> Progress:
         key = "loss" if "loss" in self.agreement.scalars else "loss_ratio"
         known = {row["client"]: float(row[key]) for row in rows if key in row}
@@ -325,16 +321,13 @@ class Coordinator:
         tables["attendance"] = self.attendance.state_dict()
         own = {"server": self.server.state_dict(), "monitor": self.monitor.state_dict()}
         kept = {"run": self.run, "round": self.round, "sizes": dict(self.sizes)}
-        heads = {"heads": self.heads.state_dict()} if self.heads else {}
-        return {**kept, **own, **tables, **heads}
+        return {**kept, **own, **tables}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.run, self.round = state["run"], state["round"]
         self.server.load_state_dict(state["server"])
         self.sizes = dict(state["sizes"])
         self.monitor.load_state_dict(state["monitor"])
-        if self.heads:
-            self.heads.load_state_dict(state["heads"])
         for key in _TABLES:
             setattr(self, key, {name: state[key][name] for name in self.names})
         self.attendance.load_state_dict(state["attendance"])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm._flower.approval import HOWS
 from fedgradnorm._options import check_options, options_of
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._runs.layout import CA, CLIENT, FEDERATION, KEY, ROSTER, SIGNING, STATE
@@ -24,27 +23,7 @@ from fedgradnorm.experiments._config.config_file import (
 )
 
 Kind = TypeVar("Kind")
-LONGEST_NAME = 100  # letters of a task's name; it travels with the head
-
-
-@dataclass(frozen=True)
-class TaskTerms:
-    """A task whose clients may share a head.
-
-    Args:
-        outputs: how many numbers the task's head gives, 1 or more.
-        clients: who has this task.
-        features: how many numbers the network makes of a row. It is needed only where the server
-            cannot find that out by itself (0: it can).
-    """
-
-    outputs: int
-    clients: list[str]
-    features: int = 0
-
-    def __post_init__(self) -> None:
-        if self.outputs < 1 or self.features < 0:
-            raise ConfigError(f"outputs must be >= 1, not {self.outputs!r}, and features >= 0")
+HOWS = ("first", "ask", "all")  # whose runs are approved without asking the owner
 
 
 @dataclass(frozen=True)
@@ -71,8 +50,7 @@ class FederationFile:
             never.
         refusals: refused answers since the last usable one after which a client is shut out; 0 is
             never.
-        pause: the most rounds for which a client is suspended; the first time it is one round.
-        tasks: who has which task, a table each. The server must know it where heads are shared.
+        pause: rounds for which a client is suspended, 1 or more.
         private: whether the server sees only sums; ``roster.toml`` next to the file has what is
             agreed for that.
     """
@@ -91,8 +69,7 @@ class FederationFile:
     largest_ratio: float = Bounds.ratio
     misses: int = 3
     refusals: int = 5
-    pause: int = 32
-    tasks: dict[str, Any] = field(default_factory=dict)
+    pause: int = 8
     private: bool = False
 
     def __post_init__(self) -> None:
@@ -105,11 +82,10 @@ class FederationFile:
         for name in ("deadline", "attempts", "wait", "longest"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be > 0, not {getattr(self, name)!r}")
-        for name in ("misses", "refusals", "pause"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must be >= 0, not {getattr(self, name)!r}")
+        for name, least in (("misses", 0), ("refusals", 0), ("pause", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be >= {least}, not {getattr(self, name)!r}")
         _ = self.bounds  # checks its numbers
-        object.__setattr__(self, "tasks", _tasks(self.tasks, self.clients))
 
     @property
     def bounds(self) -> Bounds:
@@ -120,28 +96,6 @@ class FederationFile:
     def address(self) -> str:
         """Where clients reach the server."""
         return f"{self.host}:{self.port}"
-
-
-def _tasks(given: Any, clients: Sequence[str]) -> dict[str, TaskTerms]:
-    """The tasks, checked: every client is known, and has one task at most."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"tasks must be a table, not {given!r:.40}")
-    found, taken = dict[str, TaskTerms](), dict[str, str]()
-    for task, table in given.items():
-        if not isinstance(table, Mapping) or not isinstance(table.get("clients", []), list):
-            raise ConfigError(f"tasks.{task} must be a table with outputs and a list of clients")
-        check_options(f"task {task!r}", table, options_of(TaskTerms))
-        if not 0 < len(task) <= LONGEST_NAME:
-            raise ConfigError(f"a task's name has 1 to {LONGEST_NAME} letters, not {len(task)}")
-        found[task] = TaskTerms(**table)
-        for name in found[task].clients:
-            choose(name, clients, f"client in tasks.{task}")
-            if taken.setdefault(name, task) != task:
-                raise ConfigError(f"client {name!r} is in tasks {taken[name]!r} and {task!r}")
-    for task in found:
-        if task in clients and taken.get(task) != task:
-            raise ConfigError(f"task {task!r} has the name of a client that is not in it")
-    return found
 
 
 def _check_names(clients: Any) -> None:

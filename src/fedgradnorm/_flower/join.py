@@ -128,13 +128,13 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
         say(f"client {given.name}: the server sees only sums; {words} with it")
         say(f"client {given.name}: fingerprint of the roster (compare it): {terms.fingerprint}")
 
-    from fedgradnorm._flower.approved_client import ApprovedClient
+    from fedgradnorm._flower.approval import ApprovedClient
     from fedgradnorm._flower.wire.flower import FlowerClient
     from fedgradnorm._flower.wire.transport import Lost
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # it is said in our own words
     with _alone(state):
-        approved = ApprovedClient(given, answering, agreement, path)
+        approved = ApprovedClient(given, answering, path)
         last = state / NODE
         node = FlowerClient(given.server, given.path("ca"), given.path("key"))
         while not answering.over:
@@ -218,12 +218,10 @@ def _client(
     about = (network, client, agreement, given.path("state"))
     if agreement.private is None:
         return ClientSession(*about)
-    from fedgradnorm._flower.private.noisy_sum_client import NoisySumClient
     from fedgradnorm._flower.private.secure_sum_client import SecureSumClient
     from fedgradnorm._masking.roster import read_signer
 
-    kind = SecureSumClient if agreement.settings.privacy is None else NoisySumClient
-    return kind(*about, read_signer(given.name, given.path("signing")), weighting)
+    return SecureSumClient(*about, read_signer(given.name, given.path("signing")), weighting)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm._privacy.plan import Plan
-from fedgradnorm._privacy.terms import ClientPrivacy, Privacy
+from fedgradnorm._privacy.terms import Privacy
 from fedgradnorm._round.private.private_plan import with_rounds
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.layout import (
@@ -57,9 +57,7 @@ class ClientLedger:
     then stays. Every charge counts whatever other runs released in the meantime.
     """
 
-    def __init__(
-        self, state: Path, name: str, terms: Privacy | ClientPrivacy, plan: Callable[[], Plan]
-    ) -> None:
+    def __init__(self, state: Path, name: str, terms: Privacy, plan: Callable[[], Plan]) -> None:
         used = {path.parent for file in (*SLOTS, TRAINED) for path in state.glob(f"*/{file}")}
         left = any(path for file in LEFT for path in state.glob(f"*/{file}"))
         answered = any(line["event"] == "answered" for line in Audit(state).lines())
@@ -70,10 +68,6 @@ class ClientLedger:
         self._noises: dict[str, float] = {}
         if self._book.lost:
             log.warning("%s; its privacy budget counts as spent", self._book.lost)
-
-    @property
-    def epsilon(self) -> float:
-        return self._book.epsilon
 
     def noise(self, run: str) -> float:
         """The noise multiplier of a run; Refused if nothing is left for a new one.

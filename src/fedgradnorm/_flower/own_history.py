@@ -43,7 +43,8 @@ class OwnHistory:
 
     def rows(self) -> list[Row]:
         """The rows of all rounds that counted, with their weights."""
-        rows, weights, last = dict[int, list[Row]](), dict[int, float | None](), math.inf
+        rows, weights = dict[tuple[int, str], list[Row]](), dict[int, float | None]()
+        last = math.inf
         text = self.path.read_text(encoding="utf-8") if self.begun else ""
         for line in text.splitlines():
             try:
@@ -51,14 +52,14 @@ class OwnHistory:
             except ValueError:
                 continue  # half a line, of a process that was killed
             if "rows" in one:
-                rows[one["state"]] = one["rows"]
+                rows[one["state"], one["rows"][0]["split"]] = one["rows"]
             else:
                 weights[last := one["state"]] = one["weight"]
         found = [
             row if row["split"] != "batch" or known is None else {**row, "weight": known}
-            for state in sorted(rows)
+            for (state, _), measured in sorted(rows.items(), key=lambda one: one[0])
             if state <= last
             for known in [weights.get(state)]
-            for row in rows[state]
+            for row in measured
         ]
         return sorted(found, key=lambda row: row["round"])

@@ -22,8 +22,6 @@ from fedgradnorm._flower.attendance import Patience, Rules
 from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.federation_file import FederationFile, read_federation
-from fedgradnorm._flower.group_heads import GroupHeads, group_heads
-from fedgradnorm._flower.private.noisy_rounds import NoisyCoordinator
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms, read_terms
 from fedgradnorm._flower.setup import registered, revoked, roster_fingerprint
@@ -53,7 +51,6 @@ from fedgradnorm._version import __version__
 from fedgradnorm.experiments._config.config_file import Config, build, check
 from fedgradnorm.experiments._execute import free_folder, output_folder
 from fedgradnorm.models._dividing import divided
-from fedgradnorm.models._fitting import representation_size
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._norm_layer import find_norm_layer
 from fedgradnorm.weighting import Weighting
@@ -85,9 +82,8 @@ def serve(
     network = divided(network, settings.shared, settings.frozen)
     weighting.run_seed = config.seed
     weighting.bind(terms.clients)
-    heads = _heads(network, config, terms, agreement)
     files = (federation / LINK_DATABASE, folder / LINK_LOG)
-    size = _answer_size(FlatNetwork(network).vector, heads, agreement)
+    size = _answer_size(FlatNetwork(network).vector, agreement)
     link = SuperLink(federation, terms.listen, terms.port, *files, size)
     link.check_files()
     server = FlowerServer(terms.address, (federation / CA).read_bytes(), link)
@@ -96,7 +92,7 @@ def serve(
     audit.lines()  # a log that was changed is not continued
     with FolderLock(folder, config.text()) as folder_lock:
         link.check_free()
-        coordinator = _coordinator(network, weighting, config, terms, agreement, server, heads)
+        coordinator = _coordinator(network, weighting, config, terms, agreement, server)
         manifest = _manifest(network, weighting, agreement, terms)
         # A refusal starts no process. Clients answer a round once: a server does not go back.
         saved = RunFolder(folder_lock, coordinator, manifest, resume, go_back=False)
@@ -243,10 +239,10 @@ def _private(federation: Path, terms: FederationFile) -> PrivateTerms | None:
     return found
 
 
-def _answer_size(vector: Tensor, heads: GroupHeads | None, agreement: Agreement) -> int:
+def _answer_size(vector: Tensor, agreement: Agreement) -> int:
     """Bytes of the largest answer."""
     if agreement.private is None:
-        return largest_answer(vector.nbytes, heads.largest if heads else 0)
+        return largest_answer(vector.nbytes)
     count = len(agreement.private.clients)
     return SumOrder("", "", 0, 0, {}, None, len(vector), count).room()
 
@@ -272,7 +268,6 @@ def _coordinator(
     terms: FederationFile,
     agreement: Agreement,
     transport: FlowerServer,
-    heads: GroupHeads | None,
 ) -> Coordinator:
     settings = agreement.settings
     server = ServerState(
@@ -282,23 +277,8 @@ def _coordinator(
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)
     norm_layer = _norm_layer(network, config)
     exchange = Exchange(transport)
-    given = (server, list(terms.clients), agreement, exchange, patience, norm_layer, heads)
-    if agreement.private is not None:
-        noisy = settings.privacy is not None
-        return NoisyCoordinator(*given) if noisy else PrivateCoordinator(*given)
-    return Coordinator(*given)
-
-
-def _heads(
-    network: nn.Module, config: Config, terms: FederationFile, agreement: Agreement
-) -> GroupHeads | None:
-    """The heads that clients share, made before anything is started; None: each has its own."""
-    shape, like = _inputs(config), FlatNetwork(network).vector
-    features = None
-    if shape is not None and agreement.settings.heads != "own":
-        features = representation_size(network, like.new_zeros(2, *shape), "server")
-    tasks, settings = terms.tasks, agreement.settings
-    return group_heads(terms.clients, tasks, settings, features, like, terms.bounds)
+    given = (server, list(terms.clients), agreement, exchange, patience, norm_layer)
+    return Coordinator(*given) if agreement.private is None else PrivateCoordinator(*given)
 
 
 def _inputs(config: Config) -> tuple[int, ...] | None:

@@ -49,7 +49,6 @@ class Status(_Part):
     run: str
     round: int
     rounds: int
-    epsilon: Number | None
     clients: list[ClientStatus]
 
 
@@ -66,7 +65,6 @@ def write_status(
         "run": coordinator.run,
         "round": coordinator.round,
         "rounds": rounds,
-        "epsilon": coordinator.epsilon_spent,
         "clients": coordinator.board(connected),
     }
     text = json.dumps(table, indent=1, allow_nan=False).encode()

@@ -49,13 +49,10 @@ class TooFew(FedGradNormError):
 
 
 class Gathering:
-    """One attempt at the server, over a ``cohort`` of which ``colluders`` may be dishonest."""
+    """One attempt at the server, over a ``roster`` of which ``colluders`` may be dishonest."""
 
-    def __init__(
-        self, attempt: Attempt, roster: Roster, cohort: Sequence[str], colluders: int
-    ) -> None:
-        self.attempt, self.roster = attempt, roster
-        self.cohort, self.colluders = sorted(cohort), colluders
+    def __init__(self, attempt: Attempt, roster: Roster, colluders: int) -> None:
+        self.attempt, self.roster, self.colluders = attempt, roster, colluders
         self.keys: dict[str, Table] = {}
         self.public: dict[str, dict[str, str]] = {}
         self.letters: dict[str, Table] = {}
@@ -76,23 +73,20 @@ class Gathering:
     @property
     def enough_keys(self) -> bool:
         """Whether so many clients showed keys that the others will continue."""
-        return len(self.keys) >= least_shown(len(self.cohort), self.colluders)
+        return len(self.keys) >= least_shown(len(self.roster.keys), self.colluders)
 
     def add_keys(self, sender: str, message: Any) -> None:
         """Step 1."""
         name, body = self.roster.said(self.attempt, "keys", message, sender)
-        if name not in self.cohort:
-            raise Unsafe(f"{name!r} is not in this round")
         self.public[name] = check_public(body)
         self.keys[name] = message
 
     def shown_keys(self) -> list[Table]:
         """All keys, for everybody who showed some."""
         if not self.enough_keys:
-            least = least_shown(len(self.cohort), self.colluders)
-            raise TooFew(
-                f"{len(self.keys)} of {len(self.cohort)} clients showed keys, {least} are needed"
-            )
+            count = len(self.roster.keys)
+            least = least_shown(count, self.colluders)
+            raise TooFew(f"{len(self.keys)} of {count} clients showed keys, {least} are needed")
         return [self.keys[name] for name in sorted(self.keys)]
 
     def add_letters(self, sender: str, message: Any) -> None:
@@ -150,7 +144,7 @@ class Gathering:
         about = {
             "subject": subject.facts(),
             "keys": digest(self.public),
-            "cohort": names_digest(self.cohort),
+            "roster": self.roster.digest,
             "givers": names_digest(self.givers),
         }
         wrong = [key for key, value in about.items() if body.get(key) != value]
@@ -235,8 +229,8 @@ class Gathering:
         if len(self.reveals) < self.least:
             raise TooFew(f"{len(self.reveals)} clients showed shares, {self.least} are needed")
         subject = next(iter(self.inputs.values()))["body"]["subject"]
-        keys, cohort = digest(self.public), names_digest(self.cohort)
-        label = mask_label(self.attempt, keys, cohort, names_digest(self.givers), subject)
+        about = (digest(self.public), self.roster.digest, names_digest(self.givers), subject)
+        label = mask_label(self.attempt, *about)
         total, owns, masks = self.total.copy(), dict[str, bytes](), dict[str, bytes]()
         for name in self.inputs:
             owns[name] = self._joined("own", name)

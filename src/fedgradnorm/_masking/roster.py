@@ -30,7 +30,7 @@ MESSAGE = {"from", "body", "signature"}
 BODIES = {
     "keys": {"masks", "letters", "own"},
     "letters": {"sealed", "shares", "own"},
-    "input": {"numbers", "rest", "keys", "cohort", "givers", "subject", "unreadable"},
+    "input": {"numbers", "rest", "keys", "roster", "givers", "subject", "unreadable"},
     "survivors": {"survivors"},
     "reveal": {"survivors", "own", "masks"},
 }
@@ -242,9 +242,9 @@ class Signer:
         return {"from": self.name, "body": dict(body), "signature": to_text(signature)}
 
 
-def least_shown(cohort: int, colluders: int) -> int:
-    """How many clients of a round's cohort must show keys, so that colluders stay a minority."""
-    return max(FEWEST, -(-3 * cohort // 4), colluders + 2)
+def least_shown(clients: int, colluders: int) -> int:
+    """How many of all clients must show keys, so that colluders stay a minority."""
+    return max(FEWEST, -(-3 * clients // 4), colluders + 2)
 
 
 def threshold(shown: int, colluders: int) -> int:

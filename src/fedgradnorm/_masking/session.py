@@ -1,7 +1,7 @@
 """A client's side of secure sums: one state machine for each attempt, and what it refuses.
 
 An attempt goes through its steps in one order, each once. Its secrets are made for one agreement,
-run, round and phase. The client finds out by itself who is in the round, and how many must be.
+run, round and phase. Every round is over all clients of the roster, of whom enough must be left.
 ``state`` must be on disk before anything is sent; then a killed client says nothing twice.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
@@ -67,9 +67,6 @@ NEXT: dict[Step, frozenset[Step]] = {
 }
 """The only transitions there are."""
 
-Cohort = Callable[[int], Sequence[str]]
-"""The clients of a round, as this client finds out by itself."""
-
 
 class Session:
     """One client in one run of one agreement.
@@ -85,7 +82,6 @@ class Session:
         agreement: str,
         run: str,
         *,
-        cohort: Cohort,
         colluders: int,
         state: Mapping[str, Any] | None = None,
         revealed: Revealed | None = None,
@@ -95,7 +91,7 @@ class Session:
         if signer.name not in roster.keys:
             raise Unsafe(f"{signer.name!r} is not on its own roster")
         self.signer, self.roster, self.agreement, self.run = signer, roster, agreement, run
-        self.cohort, self.colluders = cohort, colluders
+        self.colluders = colluders
         self.revealed = Revealed() if revealed is None else revealed
         new: dict[str, Any] = {"round": 0, "network": None, "revealed": 0, "attempts": {}}
         self.state = copy.deepcopy(dict(state)) if state else new
@@ -109,7 +105,6 @@ class Session:
             raise Unsafe(f"attempt {name[:40]!r} is not new")
         if round_number < self.state["round"]:
             raise Unsafe(f"round {round_number} is over: round {self.state['round']} was begun")
-        cohort = self._cohort(round_number)
         attempt, keys = self._attempt(name, round_number, phase), AttemptKeys.new()
         message = self.signer.sign(attempt, "keys", keys.public())
         self._forget(KEPT - 1)
@@ -118,7 +113,6 @@ class Session:
             "run": self.run,
             "round": round_number,
             "phase": str(phase),
-            "cohort": names_digest(cohort),
             "secret": {part: to_text(value) for part, value in asdict(keys).items()},
             "said": message,
         }
@@ -144,10 +138,6 @@ class Session:
         body = {"sealed": sealed, "shares": pinned, "own": public[self.signer.name]["own"]}
         return self.signer.sign(attempt, "letters", body)
 
-    def fewest(self, name: str) -> int:
-        """How many clients any sum of this attempt has at least, before its input is given."""
-        return threshold(len(self._at(name, Step.INPUT)[0]["public"]), self.colluders)
-
     def mask(
         self,
         name: str,
@@ -172,7 +162,7 @@ class Session:
         self._begin(attempt, subject)
         unreadable = [n for n in givers if n != me and not self._open(attempt, one, n, letters[n])]
         keys, names = digest(public), names_digest(givers)
-        label = mask_label(attempt, keys, one["cohort"], names, subject.facts())
+        label = mask_label(attempt, keys, self.roster.digest, names, subject.facts())
         masked = np.concatenate([numbers, vector])
         add_mask(masked, derived(secret.own, "own", label), +1)
         for other in givers:
@@ -185,7 +175,7 @@ class Session:
             "numbers": to_text(front.tobytes()),
             "rest": hashlib.sha256(rest.tobytes()).hexdigest(),
             "keys": keys,
-            "cohort": one["cohort"],
+            "roster": self.roster.digest,
             "givers": names,
             "subject": subject.facts(),
             "unreadable": unreadable,
@@ -250,12 +240,6 @@ class Session:
     def _attempt(self, name: str, round_number: int, phase: Phase) -> Attempt:
         return Attempt(self.agreement, self.run, round_number, phase, name)
 
-    def _cohort(self, round_number: int) -> Sequence[str]:
-        cohort = self.cohort(round_number)
-        if self.signer.name not in cohort:
-            raise Unsafe(f"round {round_number} is one in which this client does not participate")
-        return cohort
-
     def _begin(self, attempt: Attempt, subject: Subject) -> None:
         """The round, and its network, from now on: a round has one network, and they go up."""
         state, network = self.state, subject.network
@@ -283,21 +267,21 @@ class Session:
         self.state["attempts"] = {name: found[name] for name in kept}
 
     def _public(self, attempt: Attempt, keys: Sequence[Table], own: Table) -> dict[str, Any]:
-        """The keys by name; each signed by its owner, enough of the round's cohort."""
-        cohort, found = self._cohort(attempt.round), dict[str, dict[str, str]]()
+        """The keys by name; each signed by its owner, of enough of all clients."""
+        count, found = len(self.roster.keys), dict[str, dict[str, str]]()
         if not isinstance(keys, list):
             raise Unsafe("keys: not a list")
         for message in keys:
             name, body = self.roster.said(attempt, "keys", message)
-            if name in found or name not in cohort:
-                raise Unsafe(f"two keys of {name!r}, or one of a client that is not in the round")
+            if name in found:
+                raise Unsafe(f"two keys of {name!r}")
             found[name] = check_public(body)
         if found.get(self.signer.name) != own["body"]:
             raise Unsafe("its own keys are not among them as they were")
-        least = least_shown(len(cohort), self.colluders)
+        least = least_shown(count, self.colluders)
         if len(found) < least:
             raise Unsafe(
-                f"{len(found)} clients of the {len(cohort)} in round {attempt.round} showed keys: "
+                f"{len(found)} clients of {count} showed keys in round {attempt.round}: "
                 f"{least} must, so that {self.colluders} colluders are too few"
             )
         return found

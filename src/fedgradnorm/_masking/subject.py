@@ -38,7 +38,7 @@ def pair_label(label: bytes, one: str, other: str) -> bytes:
     return label + b" " + digest(sorted((one, other))).encode()
 
 
-def mask_label(attempt: Attempt, keys: str, cohort: str, givers: str, subject: Any) -> bytes:
-    """What masks are made for: attempt, all keys, cohort, who masks, and the subject."""
+def mask_label(attempt: Attempt, keys: str, roster: str, givers: str, subject: Any) -> bytes:
+    """What masks are made for: attempt, all keys, roster, who masks, and the subject."""
     about = dict(subject) if isinstance(subject, Mapping) else subject
-    return digest([attempt.facts, keys, cohort, givers, about]).encode()
+    return digest([attempt.facts, keys, roster, givers, about]).encode()

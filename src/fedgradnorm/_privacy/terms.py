@@ -129,9 +129,8 @@ class ClientPrivacy(_Promise):
 
     For federations of hundreds of clients. Each client is in a round with probability
     ``participation``. Its contribution to the round's sum is clipped to the norm ``clip``. The
-    server adds normal noise of standard deviation ``noise_multiplier`` x ``clip`` to the sum. In a
-    private federation the clients add it in shares, so that the server sees no sum without it.
-    Heads stay with clients.
+    server adds normal noise of standard deviation ``noise_multiplier`` x ``clip`` to the sum, so it
+    must be trusted: a deployment refuses it. Heads stay with clients.
 
     Args:
         epsilon: the total budget; the run ends when it is spent.
@@ -139,8 +138,7 @@ class ClientPrivacy(_Promise):
         clip: the norm to which each client's contribution is clipped.
         noise_multiplier: by default the smallest with which the run's rounds cost epsilon.
         noise: ``"seeded"`` as for :class:`Privacy`; it is not private.
-        ledger: a folder whose file "clients.jsonl" all runs are charged to. A federation over the
-            network has none here, because each client keeps its own.
+        ledger: a folder whose file "clients.jsonl" all runs are charged to.
         large_epsilon: allow an epsilon above 20.
 
     >>> ClientPrivacy(epsilon=8, delta=1e-5).noise_multiplier is None

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 POINTS = 150  # a curve longer than this is drawn through averages of neighbouring rounds
 DIGITS = 4
-LENGTH, TARGET, AGAINST = "weighted_norm", "target", "norm_over_target"
-"""Columns that are not recorded but follow from those that are."""
-
 Key = tuple[str, str, str]
 """Client, split and column."""
 
@@ -87,54 +84,24 @@ class Curves:
         low, high = np.fmin.reduce(known), np.fmax.reduce(known)
         return replace(middle, low=low, high=high, spans=True)
 
-    def columns(self) -> set[tuple[str, str]]:
-        return {key[1:] for series in self.whole for key in series}
+    def columns(self, split: str) -> set[str]:
+        return {key[2] for series in self.whole for key in series if key[1] == split}
 
 
-def curves_of(group: Group, gamma: float | None = None) -> Curves:
-    """The curves of a variant, with its norms against the targets of ``gamma``."""
-    whole = [series_of(run.rows, gamma if group.shared else None) for run in group.whole]
+def curves_of(group: Group) -> Curves:
+    whole = [series_of(run.rows) for run in group.whole]
     return Curves(whole, {k: v for run in group.whole for k, v in around(run).items()})
 
 
-def series_of(rows: Sequence[Row], gamma: float | None) -> Series:
-    """Every column of a history; with norms against targets if there is a ``gamma``."""
+def series_of(rows: Sequence[Row]) -> Series:
+    """Every column of a history."""
     found: Series = {}
-    by_round: dict[int, list[Row]] = {}
     for row in rows:
         for column, value in row.items():
             if column not in KEYS:
                 key = (row["client"], row["split"], column)
                 found.setdefault(key, {})[row["round"]] = (row["epoch"], value)
-        if row["split"] == "batch" and "grad_norm" in row and row.get("active", 1):
-            by_round.setdefault(row["round"], []).append(row)
-    for number, together in by_round.items():
-        for client, derived in _against_targets(together, gamma).items():
-            for column, value in derived.items():
-                points = found.setdefault((client, "batch", column), {})
-                points[number] = (together[0]["epoch"], value)
     return found
-
-
-def _against_targets(rows: Sequence[Row], gamma: float | None) -> dict[str, dict[str, float]]:
-    """p_i G_i of one round and, with gamma, target_i = mean_j(p_j G_j) r_i^gamma.
-
-    The means are over the clients that participated and whose weights were not frozen; p is the
-    weight that the server used in that round's average.
-    """
-    lengths = {row["client"]: row.get("weight", 1.0) * row["grad_norm"] for row in rows}
-    answer = {client: {LENGTH: value} for client, value in lengths.items()}
-    live = [row for row in rows if not row.get("weight_frozen") and row.get("loss_ratio", 0) > 0]
-    if gamma is None or not live:
-        return answer
-    common = math.fsum(lengths[row["client"]] for row in live) / len(live)
-    pace = math.fsum(row["loss_ratio"] for row in live) / len(live)
-    for row in live:
-        target = common * (row["loss_ratio"] / pace) ** gamma
-        answer[row["client"]][TARGET] = target
-        if target > 0:
-            answer[row["client"]][AGAINST] = lengths[row["client"]] / target
-    return answer
 
 
 def band(runs: Sequence[Mapping[int, tuple[float, float]]]) -> Band | None:

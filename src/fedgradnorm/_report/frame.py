@@ -209,12 +209,12 @@ _END = (
 )  # fmt: skip
 
 
-def ends_of(run: StoredRun, rows: Sequence[Row] | None = None) -> list[dict[str, Any]]:
-    """The end of one run, or of these ``rows`` of it: a row per client of ``Report.frame``."""
+def ends_of(run: StoredRun) -> list[dict[str, Any]]:
+    """The end of one run: a row per client of ``Report.frame``."""
     sent = {row["client"]: row["bytes"] for row in run.rows if "bytes" in row}
     seconds = run.manifest.get("seconds")
     judged, mine = run.judged, dict[str, list[Row]]()
-    for row in run.rows if rows is None else rows:
+    for row in run.rows:
         if row["split"] != "batch":
             mine.setdefault(row["client"], []).append(row)
     medians = {line_name(task, MEDIAN) for task in run.groups.values()} if run.pooled else None

@@ -28,8 +28,7 @@ class Cell:
     """What is shown, and the plain numbers behind it by a suffix of the column's name.
 
     ``variant`` and ``task`` say what it is about, for a page that can hide it; ``higher``, for one
-    that sorts, that more is better; ``scale`` is the scale of a small plot of the
-    interval; ``dots`` are the places and names of points in another.
+    that sorts, that more is better; ``scale`` is the scale of a small plot of the interval.
     """
 
     text: str
@@ -39,7 +38,6 @@ class Cell:
     task: str = ""
     higher: bool = False
     scale: tuple[float, float] | None = None
-    dots: tuple[tuple[float, str], ...] = ()
 
 
 BLANK = Cell("-")
@@ -199,36 +197,14 @@ def _markdown(text: str) -> str:
 
 
 def to_latex(grid: Grid) -> str:
+    """A tabular for the package booktabs; its title and notes are comments."""
+    from pandas import DataFrame  # which takes a second; a terminal does not need it
+
     kinds = "".join("r" if grid.right(number) else "l" for number in range(len(grid.columns)))
-    groups = [
-        "".join(f"{' & '.join(_latex_cell(cell) for cell in row)} \\\\\n" for row in group)
-        for group in grid.groups
-    ]
-    head = " & ".join(_latex(title) for title in grid.columns)
-    caption = _latex(" ".join((f"{grid.title}.", *(f"{note}." for note in grid.notes))))
-    return (
-        "% needs \\usepackage{booktabs}\n"
-        f"\\begin{{table}}\n\\caption{{{caption}}}\n\\begin{{tabular}}{{{kinds}}}\n\\toprule\n"
-        f"{head} \\\\\n\\midrule\n" + "\\midrule\n".join(groups) + "\\bottomrule\n"
-        "\\end{tabular}\n\\end{table}\n"
-    )
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
-    "±": r"$\pm$", "Δ": r"$\Delta$", "≥": r"$\geq$", "≤": r"$\leq$", "·": r"$\cdot$",
-}  # fmt: skip
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
-
-
-def _latex_cell(cell: Cell) -> str:
-    text = _latex(cell.text)
-    return f"\\textbf{{{text}}}" if cell.bold else text
+    frame = DataFrame([[cell.text for cell in row] for row in grid.rows], columns=grid.columns)
+    text: str = frame.to_latex(index=False, escape=True, column_format=kinds)
+    told = "".join(f"% {' '.join(note.split())}\n" for note in (grid.title, *grid.notes))
+    return told + text.replace("±", r"$\pm$").replace("Δ", r"$\Delta$")
 
 
 FORMS = {"csv": to_csv, "md": to_markdown, "tex": to_latex}

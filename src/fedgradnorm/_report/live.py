@@ -1,7 +1,7 @@
 """Runs as they are being trained: what is new in their folders, as messages for ``watch``.
 
-Files are only read, and each byte once. The memory needed does not grow with a run: of a long
-history the first message has a downsampled part, and nothing is kept once it is sent.
+Files are only read, and each byte once. The memory needed does not grow with a run: a table is
+sent in parts, which the page thins, and nothing is kept once it is sent.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fedgradnorm._runs.layout import CONFIG, LOCK, MANIFEST, METRICS, SPREAD, ST
 from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm._runs.reader import NOT_JUDGED, UNKNOWN_SEED, StoredRun
 from fedgradnorm._runs.spread import MANY
-from fedgradnorm._runs.task_lines import is_many, pooled
+from fedgradnorm._runs.task_lines import pooled
 from fedgradnorm._toml import read_toml
 from fedgradnorm.tasks._named_metrics import higher_is_better
 
@@ -35,9 +35,6 @@ LISTED = 200
 SHOWN = 8
 """Runs whose points are sent at most."""
 
-POINTS = 1500
-"""Points of a curve after downsampling; the page keeps up to twice as many."""
-
 QUIET = 15.0
 """Seconds without new points after which a run that no process holds has stopped."""
 
@@ -45,10 +42,10 @@ CHUNK = 1 << 22
 """Bytes of a table that are read at a time."""
 
 Message = tuple[str, Any]
-Point = tuple[float, float | None]
 
 _OF_ROUND = ("loss", "weight", "loss_ratio", "grad_norm", "epsilon")
 _HELD_OUT = ("test", "validation")
+_KEYS = {"round", "client", "split"}
 _TAIL = 4096
 
 
@@ -101,9 +98,7 @@ class _Run:
         self.problem = ""
         self._stamps: dict[str, tuple[float, int]] = {}
         self._table = _Table(path / METRICS)
-        self._waiting: list[Row] = []
-        self._metrics: dict[str, str] = {}
-        self._clients: set[str] = set()
+        self._clients: dict[str, str] = {}
 
     def entry(self, held: set[int]) -> dict[str, Any]:
         if self._changed(MANIFEST, CONFIG):
@@ -164,104 +159,53 @@ class _Run:
         )
 
     def points(self) -> Iterator[dict[str, Any]]:
-        """The new points of its curves; of more clients than are shown one by one, quantiles."""
+        """The new points of its curves; of many clients, those of their quantiles."""
         spread = self.path / SPREAD
         if self._table.path != spread and spread.is_file():
             self._table = _Table(spread)
-        found = _Points()
-        while True:
+        reset, more = False, True
+        while more:
             new, rows, more = self._table.read()
-            if new:
-                self._waiting, self._metrics, found = [], {}, _Points(reset=True)
-            for row in self._clients_rows(rows):
-                self._add(row, found)
-            if not more:
-                break
-        if self._table.damage:
-            self.problem = self._table.damage
-        if found.reset or found.curves:
-            yield found.message()
+            reset |= new
+            self._clients = {} if new else self._clients
+            if self._table.path == spread:
+                rows = pooled(replace(self.about, spread=rows)).rows if rows else []
+            else:  # losses without their scale
+                rows = replace(self.about, rows=list(filter(_KEYS.issubset, rows))).rows
+            if reset or rows:
+                yield {"reset": reset, **self._curves(rows)}
+                reset = False
+        self.problem = self._table.damage or self.problem
 
-    def _clients_rows(self, rows: list[Row]) -> list[Row]:
-        """The rows of clients, or of the lines that stand for many; losses without their scale."""
-        if self._table.path.name == SPREAD:
-            return pooled(replace(self.about, spread=rows)).rows if rows else []
-        rows = [row for row in rows if "round" in row and "client" in row and "split" in row]
-        if not is_many(self.about):
-            return replace(self.about, rows=rows).rows
-        # Quantiles need all rows of a round: those of the last one wait for the next.
-        rows = self._waiting + rows
-        done = self.about.finished or not rows
-        last = math.inf if done else rows[-1]["round"]
-        self._waiting = [row for row in rows if row["round"] >= last]
-        rows = [row for row in rows if row["round"] < last]
-        return pooled(replace(self.about, rows=rows)).rows if rows else []
-
-    def _add(self, row: Row, found: _Points) -> None:
-        """The numbers of one row, as points of its client's curves."""
-        client, split = row["client"], row["split"]
-        if client not in self._clients and len(self._clients) >= MANY:
-            return  # only where run.json, which names all clients, is missing
-        self._clients.add(client)
-        if split == "batch":
-            for name in _OF_ROUND:
+    def _curves(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The numbers of these rows by client and quantity, and how new clients are judged."""
+        found = defaultdict[tuple[str, str], tuple[list[int], list[float | None]]](lambda: ([], []))
+        clients = {}
+        for row in rows:
+            client, split = row["client"], row["split"]
+            if client not in self._clients and len(self._clients) >= MANY:
+                continue  # they have quantiles, too, unless the run was told to keep all rows
+            metric = self._clients.setdefault(client, "")
+            quantities = {name: name for name in _OF_ROUND} if split == "batch" else {}
+            if split == "train":
+                quantities = {"train": "loss"}
+            elif split in _HELD_OUT:
+                judged = self.about.judged.get(client, NOT_JUDGED)
+                if not metric:
+                    self._clients[client] = metric = judged.choose(row)
+                    clients[client] = {
+                        "metric": metric,
+                        "higher": higher_is_better(metric),
+                        "constant": _finite(judged.constant.get(metric)),
+                    }
+                quantities = {f"held {split}": "loss"}
+                quantities |= {f"score {split}": metric} if metric != "loss" else {}
+            for quantity, name in quantities.items():
                 if name in row:
-                    found.add(client, name, row["round"], row[name])
-        elif split == "train":
-            found.add(client, "train", row["round"], row.get("loss"))
-        elif split in _HELD_OUT:
-            judged = self.about.judged.get(client, NOT_JUDGED)
-            if client not in self._metrics:
-                self._metrics[client] = name = judged.choose(row)
-                found.clients[client] = {
-                    "metric": name,
-                    "higher": higher_is_better(name),
-                    "constant": _finite(judged.constant.get(name)),
-                }
-            metric = self._metrics[client]
-            found.add(client, f"held {split}", row["round"], row.get("loss"))
-            if metric != "loss":
-                found.add(client, f"score {split}", row["round"], row.get(metric))
-
-
-@dataclass
-class _Points:
-    """New points by client and quantity."""
-
-    reset: bool = False
-    curves: dict[tuple[str, str], list[Point]] = field(default_factory=dict)
-    clients: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def add(self, client: str, quantity: str, x: float, y: float | None) -> None:
-        """One more point; a curve that has become too long is downsampled."""
-        if y is None:
-            return
-        curve = self.curves.setdefault((client, quantity), [])
-        curve.append((x, _finite(y)))
-        if len(curve) >= 2 * POINTS:
-            curve[:] = thinned(curve)
-
-    def message(self) -> dict[str, Any]:
-        curves = [
-            [client, quantity, [x for x, _ in points], [y for _, y in points]]
-            for (client, quantity), points in self.curves.items()
-        ]
-        return {"reset": self.reset, "clients": self.clients, "curves": curves}
-
-
-def thinned(points: Sequence[Point]) -> list[Point]:
-    """About half of the points: of every four the lowest and the highest, and the last of all.
-
-    >>> thinned([(1, 5.0), (2, 9.0), (3, 1.0), (4, 5.0), (5, 2.0), (6, 2.0)])
-    [(2, 9.0), (3, 1.0), (5, 2.0), (6, 2.0)]
-    """
-    kept: list[Point] = []
-    for start in range(0, len(points), 4):
-        four = points[start : start + 4]
-        heights = [-math.inf if y is None else y for _, y in four]
-        ends = {heights.index(min(heights)), heights.index(max(heights))}
-        kept += [four[place] for place in sorted(ends)]
-    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
+                    x, y = found[client, quantity]
+                    x.append(row["round"])
+                    y.append(_finite(row[name]))
+        return {"clients": clients, "curves": [[*key, x, y] for key, (x, y) in found.items()]}
 
 
 class _Table:

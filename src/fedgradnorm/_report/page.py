@@ -19,42 +19,35 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedgradnorm._benefit.benefit import MANY as MANY_CLIENTS
-from fedgradnorm._benefit.client_gain import GAINS, LOSES, UNCLEAR, ClientGain
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._extras import needed
-from fedgradnorm._report import benefit as gains
+from fedgradnorm._report.benefit import TITLE, measured_grids
 from fedgradnorm._report.colours import COLOURS, ON_DARK, STROKES, Look, looks
 from fedgradnorm._report.frame import MANY, Report, read_report
 from fedgradnorm._report.grid import BLANK, Cell, Grid
 from fedgradnorm._report.headline import basis, headline
 from fedgradnorm._report.panels import Section, sections, sweep_section
-from fedgradnorm._report.tables import crowd_grid, methods_grid, shown_grids, tasks_grid
+from fedgradnorm._report.tables import methods_grid, shown_grids, tasks_grid
 from fedgradnorm._report.words import count, listed
 from fedgradnorm._runs.checkpoint import write_atomically
 from fedgradnorm._runs.reader import SYNTHETIC, UNKNOWN_SEED, StoredRun
 from fedgradnorm._runs.task_lines import is_many
 from fedgradnorm._version import __version__
 from fedgradnorm.experiments._groups import facts_of, frozen
-from fedgradnorm.experiments._statistics import LEVEL
-from fedgradnorm.experiments._sweep import key_name, point_name, value_name
+from fedgradnorm.experiments._sweep import point_name
 
 LONG = 30
 """A table of more rows than this starts folded."""
 
-MOST_DOTS = 200
-"""Clients in a strip of gains at most; of more, every so many are drawn."""
-
-_STRIP, _BAR, _PAD = 180, 132, 7  # widths of the small plots in rows, in pixels
+_BAR, _PAD = 132, 7  # the width of the small plots in rows and their margins, in pixels
 
 
 @dataclass(frozen=True)
 class Page:
-    """The page's text and the report it was made from; ``crowd`` is its table of many clients."""
+    """The page's text and the report it was made from."""
 
     html: str
     report: Report
-    crowd: Grid | None = None
 
 
 def write_page(places: Sequence[Path], path: str | Path, report: Report | None = None) -> Page:
@@ -71,13 +64,11 @@ def write_page(places: Sequence[Path], path: str | Path, report: Report | None =
 def make_page(places: Sequence[Path], report: Report | None = None) -> Page:
     """The page on the runs at ``places``, whatever state they are in, with what `benefit` wrote."""
     report = report or read_report(places)
-    measured, problems = gains.read_measured(places)
+    measured, problems = measured_grids(report, places)
     return page_of(replace(report, notes=(*report.notes, *problems)), measured)
 
 
-def page_of(report: Report, measured: gains.Measured | None = None) -> Page:
-    benefits = gains.variant_benefits(report, measured or {})
-    crowd = crowd_grid(report, gains.better_off(benefits))
+def page_of(report: Report, measured: Sequence[Grid] = ()) -> Page:
     table = _Tables(report)
     drawn = sections(report)
     swept = [sweep_section(report)] if report.points else []
@@ -98,12 +89,11 @@ def page_of(report: Report, measured: gains.Measured | None = None) -> Page:
         colours=list(zip(COLOURS, ON_DARK, strict=True)),
         css=_file("page.css"),
         switches=list(_switches(report, looked)),
-        story=table.of(_story(report)) if report.points else None,
         ranking=table.of(top) if top else None,
         main=table.of(tasks_grid(report)) if there else None,
         main_open=not report.many,
-        crowd=table.of(crowd) if crowd else None,
-        benefit=_benefit(benefits, table) if benefits else None,
+        benefit_title=TITLE,
+        benefit=[table.of(grid) for grid in measured],
         swept=swept,
         sections=drawn,
         tests=[table.of(grid) for grid in below if not (top and grid.name == top.name)],
@@ -119,7 +109,7 @@ def page_of(report: Report, measured: gains.Measured | None = None) -> Page:
         plotly=_plotly()[0],
         script=script,
     )  # fmt: skip
-    return Page(html, report, crowd)
+    return Page(html, report)
 
 
 @cache
@@ -178,7 +168,6 @@ class _Tables:
                 "text": cell.text, "bold": cell.bold, "mark": mark, "methods": mine,
                 "csv": json.dumps(grid.csv_cells(row, number)),
                 "value": _sort_value(cell, places[number, cell.text]), "bar": _bar(cell),
-                "dots": cell.dots,
             })  # fmt: skip
         look = next((c["mark"] for c in cells if c["mark"]), None)
         within = group
@@ -212,98 +201,6 @@ def _bar(cell: Cell) -> dict[str, float] | None:
     ends = {key: place(cell.numbers[f"_{key}"]) for key in ("low", "high")
             if math.isfinite(cell.numbers.get(f"_{key}", math.nan))}  # fmt: skip
     return {"mean": place(cell.numbers[""]), **ends}
-
-
-def _story(report: Report) -> Grid:
-    """Who is significantly better than the baseline at each point of a sweep."""
-    found = report.effects["score"]
-    told = found[(found.p < LEVEL) & (found.effect > 0)]
-    lines = {name: one.line for name, one in report.groups.items()}
-    rows = []
-    for point in report.points:
-        at = told[told.variant.isin([
-            name for line in report.lines for n, name in enumerate(report.along(line))
-            if name is not None and report.points[n] == point])]  # fmt: skip
-        cells = [Cell(", ".join(lines[v] for v in at[at.task == task].variant) or "-")
-                 for task in report.tasks]  # fmt: skip
-        rows.append((Cell(value_name(point)), *cells))
-    columns = (key_name(report.points[0]), *report.tasks)
-    note = f"p < {LEVEL:g} in a paired t-test over seeds, Holm-corrected over all comparisons"
-    title = f"Significantly better than {report.baseline}, by point and task"
-    return Grid("points", title, columns, (tuple(rows),), (note,))
-
-
-def _benefit(found: Sequence[gains.VariantBenefit], table: _Tables) -> dict[str, Any]:
-    """The section on what clients gain: a line per variant and, for few clients, one per client."""
-    bases = listed(list(dict.fromkeys(one.base for one in found)))
-    about = (
-        f"Each client on its held-out data, compared with training alone ({bases}). Positive is "
-        "better: errors in percent of what they are alone, accuracies in points. "
-    )
-    if any(one.by_examples for one in found):
-        about += "Gain and lose: beyond a 95% interval, by bootstrap over held-out examples."
-    elif any(one.told for one in found):
-        about += "Gain and lose: beyond a 95% interval over seeds (Student's t)."
-    else:
-        about += "One seed has no intervals: clients are counted by the sign of their gain."
-    columns = ("Method", "Gain", "No significant difference", "Lose", "Worst", "Median", "Best",
-               "Mean", "Every client")  # fmt: skip
-    rows = []
-    for one in found:
-        order = one.ordered()
-        ends = [f"{gains.gain_text(c.gain, c.unit)} ({c.client})" for c in order]
-        rows.append((
-            Cell(one.variant, variant=one.variant),
-            *(Cell(str(n), {"": float(n)}) for n in map(one.count, (GAINS, UNCLEAR, LOSES))),
-            Cell(ends[0] if ends else "-"), Cell(one.by_unit("median")),
-            Cell(ends[-1] if ends else "-"), Cell(one.by_unit("mean")),
-            Cell(f"{len(order)} clients", dots=_dots(order)),
-        ))  # fmt: skip
-    methods = table.of(Grid("benefit", "Method by method", columns, (tuple(rows),)))
-    names = list(dict.fromkeys(c.client for one in found for c in one.clients))
-    by_client = None
-    if len(names) <= MANY_CLIENTS:
-        lines = [
-            _client_row(c, one) for name in names for one in found for c in one.clients
-            if c.client == name
-        ]  # fmt: skip
-        titles = (
-            "Client",
-            "Method",
-            "Metric",
-            "Alone",
-            "Joined",
-            "Gain",
-            "95% interval",
-            "Verdict",
-        )
-        by_client = table.of(Grid("benefit-clients", "Client by client", titles, (tuple(lines),)))
-    methods["open"] = len(found) <= MANY
-    return {"title": gains.TITLE, "about": about, "methods": methods, "clients": by_client}
-
-
-def _client_row(one: ClientGain, found: gains.VariantBenefit) -> tuple[Cell, ...]:
-    return (
-        Cell(one.client, task=one.client), Cell(found.variant, variant=found.variant),
-        Cell(one.metric), Cell(gains.metric_text(one.alone, one.metric), {"": one.alone}),
-        Cell(gains.metric_text(one.joined, one.metric), {"": one.joined}),
-        Cell(gains.gain_text(one.gain, one.unit),
-             {"": one.gain, "_low": one.low, "_high": one.high}, higher=True),
-        Cell(gains.interval_text(one)), Cell(one.verdict if found.told else "-"),
-    )  # fmt: skip
-
-
-def _dots(order: Sequence[ClientGain]) -> tuple[tuple[float, str], ...]:
-    """A dot per client, losses on the left of the line at 0; the largest gain reaches the edge."""
-    known = [one for one in order if math.isfinite(one.gain)]
-    top = {one.unit: max(abs(o.gain) for o in known if o.unit == one.unit) for one in known}
-    step = -(-len(order) // MOST_DOTS) or 1
-    middle, reach = _STRIP / 2, _STRIP / 2 - _PAD
-    return tuple(
-        (round(middle + reach * min(max(o.gain / (top.get(o.unit) or 1.0), -1.0), 1.0), 1),
-         f"{o.client}: {gains.gain_text(o.gain, o.unit)}")
-        for o in [*order[:-1:step], *order[-1:]]
-    )  # fmt: skip
 
 
 def _switches(report: Report, looked: Mapping[str, Look]) -> Iterator[dict[str, Any]]:

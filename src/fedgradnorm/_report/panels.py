@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedgradnorm._report.colours import looks
-from fedgradnorm._report.curves import AGAINST, LENGTH, TARGET, Curves, curves_of, numbers
-from fedgradnorm._report.frame import HELD_OUT, MANY, MEASURES, Report
-from fedgradnorm._report.words import listed
+from fedgradnorm._report.curves import Curves, curves_of, numbers
+from fedgradnorm._report.frame import HELD_OUT, MEASURES, Report
 from fedgradnorm._round.reports import COLUMNS
 from fedgradnorm._runs.history import NOT_PRIVATE_EPSILON, SPENT
 from fedgradnorm.experiments._statistics import Estimate, estimate
 from fedgradnorm.experiments._sweep import key_name, value_name
 
 SWEEP = "sweep"
+_NOT_DRAWN = {"loss", "weight", "active", "weight_frozen", "samples", "bytes"}
+_NOT_DRAWN |= {SPENT, NOT_PRIVATE_EPSILON}
 WIDE = 8.0  # a range wider than this factor is drawn on a logarithmic axis
 DECADES = 100  # the same, for what a sweep varies
 
@@ -65,14 +66,12 @@ def sections(report: Report) -> list[Section]:
 
     Learning curves start with what the headline is about: the metric, or for one variant the loss.
     """
-    common, gamma_note = _common_gamma(report)
-    curves = {
-        name: curves_of(one, one.gamma if one.gamma is not None else common)
-        for name, one in report.groups.items()
-    }
+    curves = {name: curves_of(one) for name, one in report.groups.items()}
     evaluated = [_evaluated("Accuracy or error", "metric"), _evaluated("Loss", "loss")]
     pooled = any(one.around for one in curves.values())
-    more, meanings = _other_columns(curves)
+    recorded = {column for one in curves.values() for column in one.columns("batch")}
+    more = sorted(recorded - _NOT_DRAWN)
+    meanings = [f"{name}: {COLUMNS[name].meaning}." for name in more if name in COLUMNS]
     plans = [
         ("curves", "Learning curves",
          f"{_MANY if pooled else _FEW} Markers alone: only the ends were evaluated.",
@@ -82,45 +81,11 @@ def sections(report: Report) -> list[Section]:
          "What the server multiplies each task's update by. All equal is 1. A weight of 0 "
          "has no place on a logarithmic axis.", {},
          [View("Weight", (("main", "batch", "weight"),), 1.0, log=True, shared=True)]),
-        ("norms", "Gradient norms against their targets",
-         "The task's weighted gradient norm at the norm layer, p·G, divided by the norm that "
-         "FedGradNorm aims for: mean(p·G) · r^gamma, with r the task's pace. On target is 1. "
-         f"{gamma_note}", {},
-         [View("Norm ÷ target", (("main", "batch", AGAINST),), 1.0),
-          View("Norm and target", (("main", "batch", LENGTH), ("target", "batch", TARGET)))]),
-        ("ratios", "Loss ratios", "The share of the first loss that is left in each round's batch.",
-         {}, [View("Loss ÷ first loss", (("main", "batch", "loss_ratio"),), 1.0)]),
-        ("more", "Other columns", meanings, {},
+        ("more", "Other columns", " ".join(meanings), {},
          [View(name, (("main", "batch", name),)) for name in more]),
     ]  # fmt: skip
     made = (_section(report, curves, *plan) for plan in plans if plan[-1])
     return [section for section in made if section.panels]
-
-
-def _common_gamma(report: Report) -> tuple[float | None, str]:
-    """The gamma that methods without one are measured by, and the sentence about it."""
-    found = {one.gamma for one in report.groups.values() if one.gamma is not None}
-    lacking = (one.method for one in report.groups.values() if one.gamma is None and one.shared)
-    without = list(dict.fromkeys(lacking))
-    if len(found) != 1:
-        return None, ""
-    gamma = found.pop()
-    if not without:
-        return gamma, ""
-    who = listed(without) if len(without) <= MANY else f"{len(without)} methods"
-    return gamma, f"Methods without a gamma ({who}) are measured by the others', {gamma:g}."
-
-
-def _other_columns(curves: Mapping[str, Curves]) -> tuple[list[str], str]:
-    """What was recorded in addition to the package's own columns, and what it means."""
-    found = {
-        column for one in curves.values() for split, column in one.columns() if split == "batch"
-    }
-    own = {name for name in COLUMNS if COLUMNS.is_builtin(name)}
-    drawn = own | {SPENT, NOT_PRIVATE_EPSILON, AGAINST, LENGTH, TARGET}
-    names = sorted(found - drawn)
-    told = [f"{name}: {COLUMNS[name].meaning}." for name in names if name in COLUMNS]
-    return names, " ".join(told) or "Columns that the runs recorded in addition to ours."
 
 
 def _evaluated(name: str, column: str) -> View:

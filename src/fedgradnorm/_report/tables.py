@@ -1,4 +1,4 @@
-"""A report as tables: tasks, methods, every metric, a sweep, many clients."""
+"""A report as tables: tasks, methods, a sweep; and clients before training."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ import pandas as pd
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._methods import LOCAL, METHODS
 from fedgradnorm._report import words
-from fedgradnorm._report.frame import MEASURES, Report, ends_of, every_metric
-from fedgradnorm._report.grid import BLANK, Cell, Grid
-from fedgradnorm._runs.spread import quantiles
-from fedgradnorm._runs.task_lines import is_many
-from fedgradnorm.experiments._groups import Group
+from fedgradnorm._report.frame import MEASURES, Report, every_metric
+from fedgradnorm._report.grid import BLANK, Cell, Grid, spreadsheet_text, write_grids
 from fedgradnorm.experiments._statistics import LEVEL, Estimate, estimate, jain
 from fedgradnorm.experiments._sweep import key_name, value_name
 from fedgradnorm.models._input_rows import row_form
@@ -27,6 +24,7 @@ from fedgradnorm.weighting import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 PAPER: Mapping[str, Mapping[str, float]] = {
     method: dict(zip(("landmark", "gender", "smile", "glasses", "pose"), losses, strict=True))
@@ -57,7 +55,7 @@ def shown_grids(report: Report) -> list[Grid]:
     each other, held-out results first.
     """
     if report.points:
-        grids = [sweep_grid(report, "score"), sweep_grid(report, "loss"), gains_grid(report)]
+        grids = [sweep_grid(report, "score"), sweep_grid(report, "loss")]
         return [grid for grid in grids if grid.rows]
     if len(report.variants) == 1:
         return [tasks_grid(report)]
@@ -68,7 +66,18 @@ def shown_grids(report: Report) -> list[Grid]:
 def all_grids(report: Report) -> list[Grid]:
     """The tables for a reader, and those that are only for files."""
     more = [tasks_grid(report), methods_grid(report)] if report.points else []
-    return [*shown_grids(report), *more, metrics_grid(report)]
+    return [*shown_grids(report), *more]
+
+
+def write_tables(report: Report, folder: Path) -> None:
+    """All tables in every form, and ``every-metric.csv``: the means over seeds of every metric."""
+    write_grids(all_grids(report), folder)
+    keys = ["task", "variant", "split", "metric"]
+    found = every_metric(report.groups).groupby(keys, sort=False).value
+    table = found.agg(["mean", "std", "count"]).reset_index()
+    for name in keys:
+        table[name] = table[name].map(spreadsheet_text)
+    (folder / "every-metric.csv").write_text(table.to_csv(index=False, float_format="%.12g"))
 
 
 def interval_note(report: Report) -> str:
@@ -295,27 +304,6 @@ def _point_cell(part: pd.DataFrame, measure: str) -> Cell:
     return replace(_bare(score_cell(value, first.metric)), variant=first.variant)
 
 
-def gains_grid(report: Report) -> Grid:
-    """A row per method and measure, a column per point: Delta_m against the baseline."""
-    groups = []
-    for line in report.lines:
-        rows = []
-        for measure in ("loss", "score"):
-            cells = [
-                BLANK if name is None or (cell := delta_cell(report, name, measure)) == BLANK
-                else replace(_bare(cell), variant=name)
-                for name in report.along(line)
-            ]  # fmt: skip
-            rows.append((Cell(line), Cell(MEASURES[measure]), *cells))
-        if line != report.baseline:
-            groups.append(tuple(rows))
-    over = key_name(report.points[0])
-    title = f"Sweep over {over}: Δm (%) against {report.baseline} at the same point"
-    columns = ("method", "measured on", *map(value_name, report.points))
-    notes = DELTA_NOTE, _means_note(report), *_beyond_note(groups)
-    return Grid("sweep-gain", title, columns, tuple(groups), notes, whole=True)
-
-
 def _means_note(report: Report) -> str:
     note = interval_note(report)
     return note.replace("mean ± half width of the 95% interval (Student's t)", "means") + (
@@ -328,126 +316,6 @@ def _beyond_note(groups: Sequence[Sequence[Sequence[Cell]]]) -> list[str]:
     if not any(text.startswith((f"> {words.BEYOND}", f"< -{words.BEYOND}")) for text in texts):
         return []
     return [f"beyond {words.BEYOND} %: the loss compared with is close to zero"]
-
-
-def metrics_grid(report: Report) -> Grid:
-    """Every metric of every split, for files."""
-    places = {name: number for number, name in enumerate(report.variants)}
-    order = {task: number for number, task in enumerate(report.tasks)}
-    groups: dict[str, list[tuple[Cell, ...]]] = {task: [] for task in report.tasks}
-    table = every_metric(report.groups)
-    for (task, name, split, metric), values in sorted(
-        table.groupby(["task", "variant", "split", "metric"], sort=False).value,
-        key=lambda item: (order.get(item[0][0], -1), places[item[0][1]]),
-    ):
-        text = number(estimate(list(values)), lambda value: words.fixed(value, 4))
-        groups.setdefault(task, []).append(
-            (Cell(task), Cell(name), Cell(split), Cell(metric), text)
-        )
-    columns = ("task", "method", "split", "metric", "value")
-    found = tuple(map(tuple, groups.values()))
-    return Grid("every-metric", "Every metric at the end", columns, found, (interval_note(report),))
-
-
-def crowd_grid(
-    report: Report, better: Mapping[str, Mapping[str, bool]] | None = None
-) -> Grid | None:
-    """Many clients: a row per task and variant on how they are distributed; None for few clients.
-
-    ``better`` says by variant and client whether it is better off than alone.
-    """
-    many = [one for one in report.everybody if any(map(is_many, one.whole))]
-    if not many:
-        return None
-    ends = pd.concat([_crowd(one) for one in many])
-    names = {one.label: name for one, name in zip(report.everybody, report.groups, strict=True)}
-    rows: dict[str, list[tuple[Cell, ...]]] = {}
-    for (kind, label), part in ends.groupby(["kind", "label"], sort=False):
-        gains = (better or {}).get(names[label], {})
-        known = [gains[name] for name in part.task.unique() if name in gains]
-        rows.setdefault(kind, []).append(_crowd_row(kind, names[label], part, known))
-    notes = [
-        "training loss and held-out: the median over clients; 10-90 %: eight of ten clients",
-        "evaluated: at the run's end; over constant, benefit: the share of these clients that are "
-        "better than the constant baseline, and than what they reach alone",
-    ]
-    for one in many:
-        there = ends[
-            (ends.label == one.label) & (ends.seed == next(iter(one.seeds)))
-        ].task.nunique()
-        every = len(one.whole[0].names)
-        if there < every:
-            notes.append(f"{one.label}: {there:,} of {every:,} clients evaluated at the end")
-        if (asked := one.whole[0].part("settings").get("eval_clients")) is not None:
-            share = f"{asked:,}" if isinstance(asked, int) else f"{100 * asked:g} %"
-            notes.append(f"{one.label}: intermediate evaluations are of {share} of the clients")
-    columns = ("task", "method", "clients", "evaluated", "training loss", "held-out", "10-90 %",
-               "worst", "over constant", "benefit", "weight, 10-90 %")  # fmt: skip
-    found = tuple(map(tuple, rows.values()))
-    grid = Grid(
-        "clients", "Clients by task, at the end", columns, found, tuple(dict.fromkeys(notes))
-    )
-    return grid.without_blank()
-
-
-def _crowd(one: Group) -> pd.DataFrame:
-    """The ends of all clients of a variant, of the last evaluation alone."""
-    found = []
-    for seed, run in one.seeds.items():
-        rows = [row for row in run.rows if row["split"] in SPLITS]
-        last = max((row["round"] for row in rows), default=-1)
-        ends = ends_of(run, [row for row in rows if row["round"] == last])
-        kinds, sizes = run.groups, pd.Series(run.groups).value_counts()
-        found += [
-            {**end, "seed": seed, "label": one.label, "kind": kinds[end["task"]],
-             "clients": sizes[kinds[end["task"]]]}
-            for end in ends if end["task"] in kinds
-        ]  # fmt: skip
-    return pd.DataFrame(found)
-
-
-def _crowd_row(
-    kind: str, name: str, part: pd.DataFrame, better: Sequence[bool]
-) -> tuple[Cell, ...]:
-    metric = part.metric.iloc[0]
-    higher = higher_is_better(metric)
-
-    def lies(column: str) -> pd.DataFrame:
-        """Quantiles over clients, a row per seed."""
-        return pd.DataFrame([
-            quantiles([v for v in values if math.isfinite(v)] or [math.nan])
-            for _, values in part.groupby("seed")[column]
-        ])  # fmt: skip
-
-    def one(found: pd.DataFrame, column: str, text: Callable[[Estimate], str]) -> Cell:
-        return mean_cell(found[column], text, higher=higher)
-
-    def span(found: pd.DataFrame, text: Callable[[Estimate], str]) -> Cell:
-        low, high = found.p10.mean(), found.p90.mean()
-        if math.isnan(low):
-            return BLANK
-        ends = (text(Estimate(value, math.nan, 1)) for value in (low, high))
-        return Cell(" to ".join(ends), {"_p10": low, "_p90": high})
-
-    scores, said = lies("score"), lambda value: words.metric(value, metric)
-    known = part[part.constant.notna()]
-    over = (known.score > known.constant) == higher if len(known) else pd.Series(dtype=bool)
-    over &= known.score != known.constant
-    clients, evaluated = part.clients.max(), part.groupby("seed").task.nunique().max()
-    return (
-        Cell(kind, task=kind), Cell(name, variant=name),
-        Cell(f"{clients:,}", {"": clients}), Cell(f"{evaluated:,}", {"": evaluated}),
-        one(lies("loss"), "median", words.loss), one(scores, "median", said), span(scores, said),
-        one(scores, "min" if higher else "max", said), _share(over), _share(better),
-        span(lies("weight"), words.weight),
-    )  # fmt: skip
-
-
-def _share(found: Sequence[bool] | pd.Series) -> Cell:
-    if not len(found):
-        return BLANK
-    share = fmean(found)
-    return Cell(f"{100 * share:.0f} %", {"": share}, higher=True)
 
 
 def clients_grid(clients: Sequence[Client]) -> Grid:

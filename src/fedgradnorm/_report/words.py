@@ -1,8 +1,9 @@
-"""How numbers are written: losses, metrics, gains, p-values, intervals; and names in a row."""
+"""How numbers are written: losses, metrics, gains, p-values, intervals; and names in words."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from fedgradnorm.experiments._statistics import Estimate
@@ -93,3 +94,34 @@ def count(number: int, what: str) -> str:
     ('1 task', '2,000 tasks')
     """
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+KEYS = {
+    r"(?:data\.)?loss_scale\.(.+)": r"factor on the \1 loss",
+    r"(?:weighting\.)?weights\.(.+)": r"fixed weight of \1",
+    r"(weighting\.)?lr": "learning rate of the weights",
+    r"(sharing\.|training\.)?heads": "heads per",
+    r"participation": "share of clients per round",
+}
+"""What keys of a config are called on an axis; others by their last part."""
+
+
+def in_words(name: str) -> str:
+    """A variant or the keys of a sweep, without the spelling of a config.
+
+    >>> in_words("loss_scale.landmark"), in_words("head_steps, shared_steps")
+    ('factor on the landmark loss', 'head steps, shared steps')
+    >>> in_words("fedgradnorm weighting.lr=0.008 sharing.heads=task")
+    'fedgradnorm, learning rate of the weights 0.008, heads per task'
+    """
+    keys = "=" not in name
+    parts = name.split(", ") if keys else name.split(" ")
+    return ", ".join(_in_words(part) if keys or "=" in part else part for part in parts)
+
+
+def _in_words(part: str) -> str:
+    key, _, value = part.partition("=")
+    for pattern, words in KEYS.items():
+        if found := re.fullmatch(pattern, key):
+            return f"{found.expand(words)} {value}".rstrip()
+    return f"{key.rpartition('.')[2].replace('_', ' ')} {value}".rstrip()

@@ -341,6 +341,7 @@ class Server(_Group):
         1.0, (_participation, "a share above 0 and at most 1, or names"),
         "share of clients per round, drawn from the seed; or a list of names; or a list of such "
         "lists, taken in turn.",
+        private=False,
     )
     aggregate: Aggregate = _setting(
         "mean", _choice(Aggregate), "all clients count the same (``mean``), or ``by_size``.",
@@ -355,6 +356,7 @@ class Server(_Group):
         None, (_optional(_client_privacy), ""),
         "client-level differential privacy of the shared network, for hundreds of clients: see "
         ":class:`fedgradnorm.ClientPrivacy`. Privacy of single examples belongs to a client.",
+        deployed=False,
     )
 
 
@@ -387,7 +389,7 @@ class Sharing(_Group):
         "names they are taken for one, with a warning, only if all such tasks agree. It is an "
         "error if no two clients share a task. Heads that are averaged must have one shape and the "
         "same labels in the same order.",
-        private=False,
+        deployed=False,
     )
     head_own: str | list[str] | None = _setting(
         None,
@@ -395,7 +397,7 @@ class Sharing(_Group):
         "which parameters of a shared head each client keeps for itself, trained on its own data "
         'and never averaged: names or patterns of names, such as ``"bias"`` or ``"*.bias"``. With '
         '``"bias"``, clients share the weights and differ in level or prevalence.',
-        private=False,
+        deployed=False,
     )
     head_init: HeadInit = _setting(
         "auto", _choice(HeadInit),
@@ -519,7 +521,7 @@ class EarlyStopping(_Group):
     """
 
     patience: int = _setting(
-        5, _whole(1), "evaluations without improvement that end the run."
+        5, _whole(1), "evaluations without improvement that end the run.", deployed=False
     )
     watch: str = _setting(
         "loss", (_metric, ""),

@@ -42,12 +42,6 @@ REPORT, TABLES, FIGURES = "report.html", "tables", "figures"
 BENEFIT = "benefit.csv"
 """Next to the runs of a federation and of its clients alone: the benefit of each."""
 
-TRACKED, TRACKED_FILES = "mlflow.db", "mlflow-artifacts"
-"""Next to the run folders, where MLflow tracks them."""
-
-WATCHED = "wandb-runs"
-"""Next to the run folders, where Weights & Biases tracks them."""
-
 FEDERATION, CLIENTS, LINK_DATABASE = "federation.toml", "clients", "superlink.db"
 REGISTERED, REVOKED, STATUS = "registered", "revoked", "status.json"
 """In a federation's folder: its participants and their folders, Flower's database, the clients'
@@ -67,7 +61,7 @@ NODE, SLOTS = "node", ("state-0.safetensors", "state-1.safetensors")
 """In the folder of a client's state: which node it was, and its last two rounds."""
 LEDGER, LEDGER_SEEN = "privacy.jsonl", "privacy.witness"
 """Next to them, of a private client: what it has spent, and in a run's folder what that run saw."""
-BEST, RESULT, OWN_HISTORY = "best.safetensors", "result", "history.jsonl"
+RESULT, OWN_HISTORY = "result", "history.jsonl"
 """Next to them: the state that is best on its validation rows, the run folder of its result, and
 what it measured in each round."""
 

@@ -76,7 +76,7 @@ def _encoded(where: str, x: Any, network: nn.Module, one: TrainedClient) -> Inpu
     scaled = _scaled(where, numbers, one.scaling)
     single = scaled.to(next(network.parameters()).dtype)
     _check_finite(where, numbers, single, one.encoding.features)
-    return as_input(one.encoding.arranged(scaled), network, "cpu", one.stem)
+    return as_input(scaled, network, "cpu", one.stem)
 
 
 def in_pieces(client: str, x: Any) -> Iterator[Inputs] | None:

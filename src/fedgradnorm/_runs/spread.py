@@ -52,16 +52,23 @@ def spread_rows(
         if task is not None and row.get("active") != 0:
             place = (row["round"], row["epoch"], row["split"], task)
             places.setdefault(place, []).append(row)
-    values: dict[tuple[Any, ...], list[float]] = {}
-    for place, here in places.items():
-        for quantity in ("loss", "weight", *sorted(metrics)):
-            given = [row[quantity] for row in here if row.get(quantity) is not None]
-            if found := [value for value in given if math.isfinite(value)]:
-                values[*place, quantity] = found
-    spreads = quantiles_of_each(list(values.values()))
+    wanted = ("loss", "weight", *sorted(metrics))
+    return spreads(
+        {
+            (*place, quantity): [row[quantity] for row in here if row.get(quantity) is not None]
+            for place, here in places.items()
+            for quantity in wanted
+        }
+    )
+
+
+def spreads(values: Mapping[tuple[Any, ...], Sequence[float]]) -> list[Row]:
+    """Quantiles of the finite ``values`` at each place, as rows; none where there are none."""
+    finite = {place: list(filter(math.isfinite, given)) for place, given in values.items()}
+    finite = {place: given for place, given in finite.items() if given}
     return [
         {**dict(zip(WHERE, place, strict=True)), **spread}
-        for place, spread in zip(values, spreads, strict=True)
+        for place, spread in zip(finite, quantiles_of_each(list(finite.values())), strict=True)
     ]
 
 

@@ -15,6 +15,7 @@ from fedgradnorm._runs.csv_table import Row
 
 if TYPE_CHECKING:
     from fedgradnorm._runs.run import Run
+    from fedgradnorm.weighting import Weighting
 
 VALIDATION = "validation"
 """The split that decides when to stop and which round is best."""
@@ -26,8 +27,11 @@ class TrainingState:
     ``round`` rounds of ``rounds`` are over. ``record`` is the :class:`Record` of the last round,
     None before the first one. ``evaluation`` has the rows of the last evaluation, one per client
     and split, each a dict with ``client``, ``split``, ``loss`` and the client's metrics.
+    ``weighting`` is the run's copy of the weighting. A callback may write to its ``rows`` in place,
+    for example to weight clients by what an evaluation found.
     """
 
+    weighting: Weighting
     round = 0
     rounds = 0
     per_epoch = 1.0  # rounds in an epoch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -22,7 +22,6 @@ PER_SECOND = 8
 PLAIN_SECONDS = 5.0
 MOST_CLIENTS = 20  # that are shown one by one, of those seen so far
 HELD_OUT = ("test", "validation")
-BARS, TREND = "▁▂▃▄▅▆▇█", 12  # of a sparkline, and how many of them it has
 SHOWN = {"p10": "10 %", "median": "median", "p90": "90 %", "max": "largest"}
 
 
@@ -66,7 +65,6 @@ class _View:
         self.losses: dict[str, float] = {}
         self.weights: dict[str, float] = {}
         self.scores: dict[str, str] = {}
-        self.trends: dict[str, list[tuple[int, float]]] = {}
 
     def show(self, event: Progress) -> None:
         """Take an event; drawing is left to the display's own clock."""
@@ -75,11 +73,6 @@ class _View:
         self.losses.update(event.losses)
         self.weights.update(event.weights)
         if len(self.losses) <= MOST_CLIENTS:
-            for name, loss in event.losses.items():
-                trend = self.trends.setdefault(name, [])
-                trend.append((event.round, loss))
-                if len(trend) > 20 * TREND:
-                    del trend[1::2]
             for row in event.rows:
                 if row["split"] in HELD_OUT:
                     metric = next((name for name in MAIN_METRICS if name in row), "loss")
@@ -117,12 +110,10 @@ class _View:
         bar = ProgressBar(event.rounds, event.round, width=24)
         line.add_row(Text(title, style="bold"), bar, *facts)
         table = Table("client", box=None, padding=(0, 2))
-        for name in (event.shown, "trend", "held out", "weight"):
-            table.add_column(name, justify="left" if name == "trend" else "right")
+        for name in (event.shown, "held out", "weight"):
+            table.add_column(name, justify="right")
         for name, loss, weight in self.clients():
-            trend = sparkline(self.trends.get(name, ()), event.round)
-            row = (Text(name), f"{loss:.4g}", trend, self.scores.get(name, ""), f"{weight:.3g}")
-            table.add_row(*row)
+            table.add_row(Text(name), f"{loss:.4g}", self.scores.get(name, ""), f"{weight:.3g}")
         ended = f"{self.title}: {event.ended}" if event.ended else ""
         below = [Text(text) for text in (ended, self.beside(event)) if text]
         return Group(line, table, *below)
@@ -138,24 +129,6 @@ class _View:
         losses, weights = map(quantiles, finite)
         whose = {"p10": f"{len(rows):,} clients: "}
         return [(whose.get(k, "") + word, losses[k], weights[k]) for k, word in SHOWN.items()]
-
-
-def sparkline(points: Sequence[tuple[int, float]], end: int) -> str:
-    """The losses up to round ``end`` as a line of bars; no bar where nothing finite was reported.
-
-    >>> sparkline([(1, 3.0), (2, 2.0), (3, 1.0)], 12)
-    '█▅▁         '
-    """
-    columns: list[list[float]] = [[] for _ in range(TREND)]
-    for number, loss in [*points]:
-        if math.isfinite(loss):
-            columns[min((number - 1) * TREND // max(end, TREND), TREND - 1)].append(loss)
-    means = [sum(column) / len(column) if column else math.nan for column in columns]
-    known = [mean for mean in means if math.isfinite(mean)]
-    low = min(known, default=0.0)
-    step = (max(known, default=0.0) - low) / (len(BARS) - 1) or 1.0
-    bars = (BARS[round((mean - low) / step)] if math.isfinite(mean) else " " for mean in means)
-    return "".join(bars)
 
 
 def _score(metric: str, value: float) -> str:

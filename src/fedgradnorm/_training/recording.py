@@ -18,7 +18,7 @@ from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.layout import METRICS, SPREAD
 from fedgradnorm._runs.spread import recorded as recorded_clients
-from fedgradnorm._runs.spread import spread_rows, spread_table, told_apart
+from fedgradnorm._runs.spread import spread_rows, spread_table, spreads, told_apart
 from fedgradnorm._training.accounts import Accounts
 from fedgradnorm._training.callbacks import Callback, TrainingState
 from fedgradnorm._training.monitor import packed_counts, unpacked_counts
@@ -85,14 +85,28 @@ class Recording(Callback):
         when = {"round": state.round, "epoch": state.epoch}
         rows = list[Row]()
         columns = record.columns if record.clients else {}
+        recorded = self.recorded if self.history.rows else None  # the first rows are everybody's
         for name, *values in zip(record.clients, *columns.values(), strict=True):
+            if recorded is not None and name not in recorded:
+                continue
             ok = name not in failed
             row: Row = {**when, "client": name, "split": "batch", "active": int(ok)}
             row.update(zip(columns, values, strict=True))
             row["weight_frozen"] = int(row["weight_frozen"])
             row.update(self._meters(name))
             rows.append(row if ok else {k: v for k, v in row.items() if k not in SENT})
-        self.write(rows)
+        self.history.append(rows)
+        if self.recorded is not None:
+            tasks: dict[str, list[int]] = {}
+            for place, name in enumerate(record.clients):
+                if name not in failed and (task := self._groups.get(name)) is not None:
+                    tasks.setdefault(task, []).append(place)
+            spread = {
+                (*when.values(), "batch", task, quantity): [columns[quantity][k] for k in places]
+                for task, places in tasks.items()
+                for quantity in ("loss", "weight")
+            }
+            self.spread.append(spreads(spread))
 
     def on_evaluation(self, state: TrainingState) -> None:
         """Take the rows of an evaluation, to be recorded by :meth:`flush`."""

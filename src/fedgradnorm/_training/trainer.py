@@ -86,7 +86,7 @@ class Trainer(TrainingState):
         settings = settings.for_rounds(rounds)
         federation = make_federation(network, clients, weighting, settings, device)
         self.federation, self.clients = federation, {client.name: client for client in clients}
-        self.names = list(self.clients)
+        self.names, self.weighting = list(self.clients), federation.server.weighting
         self.network, self.settings, self.device = network, settings, device
         self.world, self.callbacks = world or World(), list(callbacks)
         self.accounts = Accounts(clients, settings, rounds)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fedgradnorm.data._partition import (
         Dirichlet,
         Iid,
-        Linear,
         Pathological,
         Size,
         partition_client,
@@ -32,7 +31,6 @@ __all__ = [
     "Iid",
     "Images",
     "Inputs",
-    "Linear",
     "Pathological",
     "Size",
     "Source",
@@ -45,7 +43,7 @@ __all__ = [
     *built_in(),
 ]
 
-_PARTITION = ("Dirichlet", "Iid", "Linear", "Pathological", "Size")
+_PARTITION = ("Dirichlet", "Iid", "Pathological", "Size")
 _TABLE = ("Arrays", "Images", "Inputs", "Split", "Table", "Target")
 
 __getattr__ = on_demand(

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from fedgradnorm._checks import number
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._files.encoding import Encoding
 from fedgradnorm.data._scaling import Scaling, moments_with_gaps
-from fedgradnorm.models._input_rows import Composite, Inputs
+from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.models._streamed.rows import Streamed, all_targets, changed, subset
 from fedgradnorm.tasks._task import Task
 
@@ -58,7 +59,12 @@ def client_from_arrays(
     """
     inputs, targets = _sides(name, task, standardize)
     client = Client(name, task, train, test, validation)
-    client = _hold_out(client, {"validation": validation_share, "test": test_share}, seed)
+    there = [split for split in SPLITS if getattr(client, split) is not None]
+    shares = {"validation": validation_share, "test": test_share}
+    drawn = held_out(name, len(client.train[0]), shares, there, seed)
+    if drawn:
+        moved = {split: rows_of(client.train, rows) for split, rows in drawn.items()}
+        client = with_splits(client, moved)
     if not (inputs or targets):
         return client
     plain = isinstance(_sample(client.train[0]), torch.Tensor)
@@ -84,11 +90,9 @@ def client_from_arrays(
     return replace(with_splits(client, scaled), scaling=scaling)
 
 
-def single_inputs(x: Inputs) -> Inputs:
-    """Inputs in single precision; ids stay whole numbers."""
-    if isinstance(x, Composite):
-        return x.to("cpu", torch.float32)
-    return x.float() if x.is_floating_point() else x
+def client_of(name: str, task: Task, pairs: Mapping[str, Any], **more: Any) -> Client:
+    """A client from its splits by their names."""
+    return Client(name, task, pairs["train"], pairs.get("test"), pairs.get("validation"), **more)
 
 
 def _sample(x: Any) -> Any:
@@ -117,7 +121,7 @@ def single_precision(pair: Split) -> Pair:
     x, y = pair
     if isinstance(x, Streamed):
         return changed(x, y, lambda part: single(part).float(), single)
-    return single_inputs(x), single(y)
+    return single(x), single(y)
 
 
 def rows_of(pair: Split, rows: NDArray[Any]) -> Pair:
@@ -160,14 +164,6 @@ def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]
     return standardize == "inputs", standardize == "targets"
 
 
-def _hold_out(client: Client, shares: Mapping[str, float], seed: int) -> Client:
-    """Move a seeded share of the training rows into each split that asks for one."""
-    there = [split for split in SPLITS if getattr(client, split) is not None]
-    drawn = held_out(client.name, len(client.train[0]), shares, there, seed)
-    moved = {split: rows_of(client.train, rows) for split, rows in drawn.items()}
-    return with_splits(client, moved) if moved else client
-
-
 def held_out(
     name: str, size: int, shares: Mapping[str, float], there: Collection[str], seed: int
 ) -> dict[str, NDArray[np.int64]]:
@@ -178,33 +174,38 @@ def held_out(
     order = random_generator(seed).permutation(size)
     moved: dict[str, NDArray[np.int64]] = {}
     start = 0
-    for split, share in shares.items():
-        count = _held_out_rows(name, size, split, share, split in there)
-        if count:
-            moved[split] = np.sort(order[start : start + count])
-            start += count
-    if not moved:
-        return {}
-    if start >= size:
+    for split, given in shares.items():
+        where = f"client {name!r}: {split}_share"
+        share = number(where, given)
+        if not 0 <= share < 1:
+            raise ConfigError(f"{where} must be at least 0 and below 1, not {share!r}")
+        if share == 0:
+            continue
+        if split in there:
+            raise ConfigError(f"{where} and {split} data are both given; choose one")
+        count = round(share * size)
+        if count == 0:
+            raise DataError(f"{where} {share} of {size} rows is no row; raise it or set it to 0")
+        moved[split] = np.sort(order[start : start + count])
+        start += count
+    if moved and start >= size:
         raise DataError(
             f"client {name!r}: holding out {start} of {size} rows leaves none to train on; "
             "lower validation_share or test_share"
         )
-    return {**moved, "train": np.sort(order[start:])}
+    return {**moved, "train": np.sort(order[start:])} if moved else {}
 
 
-def _held_out_rows(name: str, size: int, split: str, share: float, there: bool) -> int:
-    where = f"client {name!r}: {split}_share"
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
-        raise ConfigError(f"{where} must be at least 0 and below 1, not {share!r}")
-    if share == 0:
-        return 0
-    if there:
-        raise ConfigError(f"{where} and {split} data are both given; choose one")
-    count = round(share * size)
-    if count == 0:
-        raise DataError(f"{where} {share} of {size} rows is no row; raise it or set it to 0")
-    return count
+def split_shares(who: str, test_share: float, validation_share: float) -> dict[str, float]:
+    """The share of each split, checked."""
+    test = number(f"{who}: test_share", test_share)
+    validation = number(f"{who}: validation_share", validation_share)
+    if not (test >= 0 and validation >= 0 and test + validation < 1):
+        raise ConfigError(
+            f"{who}: test_share {test!r} and validation_share {validation!r} must be 0 or more and "
+            "leave a part for training"
+        )
+    return {"train": 1 - (validation + test), "validation": validation, "test": test}
 
 
 How = Literal["pooled", "own", "none"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -18,10 +17,7 @@ OnBad = Literal["error", "drop"]
 Row = TypeVar("Row", int, str, bytes)
 """What a reader calls a row: its number, its place in words, or its key."""
 
-LONGEST = 1000  # characters that decide the kind of a reason: the pattern below is quadratic
 KINDS = 5  # reasons of different kinds that the line spells out
-
-_VALUE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\S*\d\S*")
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +57,18 @@ class BadRows(Generic[Row]):
 
 
 def summed_up(reasons: Sequence[str]) -> str:
-    """The reasons by kind: of each kind how many there are, and the first.
+    """The reasons by what follows the place: of each how many there are, and the first.
 
-    >>> summed_up(["row 2: x is 'a', no number", "row 7: x is 'b', no number", "row 9: short"])
-    "2 like row 2: x is 'a', no number; row 9: short"
+    >>> summed_up(["row 2: x is '?', no number", "row 7: x is '?', no number", "row 9: short"])
+    "2 like row 2: x is '?', no number; row 9: short"
     """
     kinds: dict[str, list[str]] = {}
     for reason in reasons:
-        kinds.setdefault(_VALUE.sub("_", reason[:LONGEST]), []).append(reason)
+        kinds.setdefault(reason.partition(": ")[2], []).append(reason)
     groups = list(kinds.values())
     texts = [one[0] if len(one) == 1 else f"{len(one)} like {one[0]}" for one in groups[:KINDS]]
     more = sum(map(len, groups[KINDS:]))
-    return "; ".join(texts) + (f"; and {more} of other kinds" if more else "")
+    return "; ".join(texts) + (f"; and {more} more" if more else "")
 
 
 def log_dropped(what: str, reasons: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,12 @@ Built = tuple[Arrays, dict[str, object]]
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 2
+_FORMAT = 3
 _MANIFEST = "manifest.json"
 _WHOLE = 8 << 20  # up to this size every byte is hashed
 _EDGE = 2 << 20  # of a bigger file: this much of either end; a zip's index of CRCs is at its end
 _SAMPLES, _SAMPLE = 64, 16 << 10
 _STALE_SECONDS = 24 * 3600
-
-
-class _Damaged(Exception):
-    """An entry on disk that is not what its manifest says."""
 
 
 @dataclass(frozen=True)
@@ -85,49 +81,44 @@ def cached(
     root = Path(folder) if folder is not None else default_folder()
     text = json.dumps([_FORMAT, kind, dict(key)], sort_keys=True, default=str)
     entry = root / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
-    found = _existing(entry)
-    if found is not None:
+    if (found := _existing(entry)) is not None:
         return found
     arrays, info = build()
     try:
         root.mkdir(parents=True, exist_ok=True)
         _remove_stale(root)
-        _store(root, entry, arrays, {"kind": kind, "key": json.loads(text)[2], "info": info})
-        loaded, kept = _load(entry)
-    except (OSError, _Damaged) as error:
+        _store(root, entry, arrays, info)
+        return replace(_load(entry), fresh=True)
+    except (OSError, ValueError) as error:
         raise DataError(
             f"{entry}: the cache cannot be written ({error}); "
             "free some space, or name another folder with FEDGRADNORM_CACHE"
         ) from error
-    return Prepared(loaded, kept, True, entry)
 
 
 def _existing(entry: Path) -> Prepared | None:
-    if not entry.exists():
-        return None
     try:
-        arrays, info = _load(entry)
-    except (_Damaged, OSError) as error:
+        return _load(entry) if entry.exists() else None
+    except (ValueError, OSError) as error:
         logger.warning("%s: damaged cache (%s); building it again", entry, error)
         return None
-    return Prepared(arrays, info, False, entry)
 
 
-def _load(entry: Path) -> tuple[Arrays, dict[str, Any]]:
-    """The entry's arrays and info, every file compared with the manifest."""
+def _load(entry: Path) -> Prepared:
+    """The entry, every file compared with the manifest; a ValueError says what is damaged."""
     try:
         manifest = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
         body = manifest["body"]
         if manifest["check"] != _text_digest(body):
-            raise _Damaged("the manifest does not match its checksum")
+            raise ValueError("the manifest does not match its checksum")
         arrays = {}
         for name, check in body["arrays"].items():
             if _digest(path := entry / f"{name}.npy") != check:
-                raise _Damaged(f"{path.name} does not match its checksum")
+                raise ValueError(f"{path.name} does not match its checksum")
             arrays[name] = _mapped(path)
-        return arrays, body["info"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _Damaged(f"{type(error).__name__}: {error}") from error
+        return Prepared(arrays, body["info"], False, entry)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def _mapped(path: Path) -> NDArray[Any]:
@@ -138,40 +129,36 @@ def _mapped(path: Path) -> NDArray[Any]:
         return np.asarray(np.load(path, allow_pickle=False))
 
 
-def _store(root: Path, entry: Path, arrays: Arrays, body: dict[str, Any]) -> None:
+def _store(root: Path, entry: Path, arrays: Arrays, info: Mapping[str, object]) -> None:
     """Write a complete entry next to its place, then rename it there.
 
     What a power cut leaves half-written does not match its checksum, and is built again.
     """
     place = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=root))
+    aside = place.with_name(f"{place.name}-old")
     try:
         checks = {}
         for name, array in arrays.items():
             np.save(place / f"{name}.npy", array, allow_pickle=False)
             checks[name] = _digest(place / f"{name}.npy")
-        body = json.loads(json.dumps({**body, "arrays": checks}))
+        body = json.loads(json.dumps({"info": info, "arrays": checks}))
         text = json.dumps({"check": _text_digest(body), "body": body}, indent=1)
         (place / _MANIFEST).write_text(text, encoding="utf-8")
-        _move_into_place(place, entry)
+        for attempt in range(8):
+            try:
+                place.rename(entry)
+                return
+            except OSError:  # something has this name, or had it a moment ago
+                if _existing(entry) is not None:
+                    return
+                if attempt == 7:
+                    raise
+            aside.mkdir()
+            with suppress(OSError):  # another process may have moved or replaced it first
+                entry.rename(aside / "entry")
+            shutil.rmtree(aside, ignore_errors=True)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _move_into_place(place: Path, entry: Path) -> None:
-    """Rename ``place`` to ``entry``; a sound entry made meanwhile by another process is left."""
-    for _ in range(8):
-        try:
-            place.rename(entry)
-            return
-        except OSError as error:  # something has this name, or had it a moment ago
-            why = error
-        if _existing(entry) is not None:
-            return
-        aside = Path(tempfile.mkdtemp(prefix=f".{entry.name}-old-", dir=entry.parent))
-        with suppress(OSError):  # another process may have moved or replaced it first
-            entry.rename(aside / "entry")
-        shutil.rmtree(aside, ignore_errors=True)
-    raise why
 
 
 def _remove_stale(root: Path) -> None:

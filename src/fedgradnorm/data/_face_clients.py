@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from fedgradnorm.tasks._making import classification, regression
 
 Rows = NDArray[np.int64]
 Allocation = str | Mapping[str, int] | Sequence[int]
-Columns = Mapping[str, NDArray[Any]]
-"""``images`` (uint8, [n, 1, side, side]) and one array of n targets per task."""
+Progress = Callable[[int, int], None]
+"""Called now and then with (done, total)."""
 
 PRESETS: dict[str, tuple[int, ...]] = {
     "balanced": (2000, 2000, 2000, 2000, 2000),
@@ -28,6 +29,28 @@ PRESETS: dict[str, tuple[int, ...]] = {
 """The paper's two allocations of 10,000 rows to five clients (its Fig. 2 and Table II)."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FaceSet:
+    """Faces: images uint8 [n, 1, 40, 40], landmarks float32 [n, 10], labels int64 [n] by name.
+
+    Of published pictures ``paths`` are their files, and ``rows`` the lines that describe them, from
+    one.
+    """
+
+    images: NDArray[np.uint8]
+    landmarks: NDArray[np.float32]
+    labels: Mapping[str, NDArray[np.int64]]
+    paths: NDArray[np.str_] | None = None
+    rows: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def target(self, task: str) -> NDArray[Any]:
+        """What a task is to predict of each face."""
+        return self.landmarks if task == "landmark" else self.labels[task]
 
 
 def nme(output: Tensor, target: Tensor) -> Tensor:
@@ -108,18 +131,6 @@ def task_sizes(
     return {name: count * whole("rows", rows, 1) for name in tasks}
 
 
-def check_enough(sizes: Mapping[str, int], clients_per_task: int, rows: int) -> None:
-    """A DataError where ``rows`` for each client were asked for, and are not there."""
-    wanted = sum(sizes.values())
-    if wanted > rows:
-        clients = clients_per_task * len(sizes)
-        raise DataError(
-            f"{wanted} training rows are asked for, {wanted // clients} for each of {clients} "
-            f"clients, but there are {rows}, {rows // clients} for each; lower rows or "
-            "clients_per_task, or name fewer tasks"
-        )
-
-
 def allocate(rows: int, sizes: Mapping[str, int], seed: int) -> dict[str, Rows]:
     """Deal ``rows`` shuffled rows to the clients in order; no row is dealt twice.
 
@@ -146,11 +157,12 @@ def allocate(rows: int, sizes: Mapping[str, int], seed: int) -> dict[str, Rows]:
 
 
 def face_clients(
-    train: Columns,
-    test: Columns,
+    train: FaceSet,
+    test: FaceSet,
     classes: Mapping[str, Sequence[str]],
     sizes: Mapping[str, int],
     *,
+    exact: bool,
     tasks: Sequence[str],
     validation_share: float,
     seed: int,
@@ -160,8 +172,9 @@ def face_clients(
     """So many clients per task, with disjoint training rows and all of the test rows.
 
     Rows are dealt to every task in ``sizes`` before ``tasks`` picks from them, so a client's rows
-    do not depend on who else participates. The test rows of a task are one pair of tensors, which
-    all of its clients hold; the pictures are the same tensor for all tasks.
+    do not depend on who else participates. With ``exact`` sizes there must be as many. The test
+    rows of a task are one pair of tensors, which all of its clients hold; the pictures are the same
+    tensor for all tasks.
     """
     scales = dict(loss_scale or {})
     for name in [*tasks, *scales]:
@@ -175,13 +188,20 @@ def face_clients(
         raise ConfigError(
             f"validation_share must be at least 0 and less than 1, not {validation_share!r}"
         )
-    parts = allocate(len(train["images"]), sizes, seed)
-    pixels = torch.from_numpy(unit_pixels(test["images"]))  # one copy for all clients
+    wanted, count = sum(sizes.values()), clients_per_task * len(sizes)
+    if exact and wanted > len(train):
+        raise DataError(
+            f"{wanted} training rows are asked for, {wanted // count} for each of {count} clients, "
+            f"but there are {len(train)}, {len(train) // count} for each; lower rows or "
+            "clients_per_task, or name fewer tasks"
+        )
+    parts = allocate(len(train), sizes, seed)
+    pixels = torch.from_numpy(unit_pixels(test.images))  # one copy for all clients
 
     def split(name: str, rows: Rows) -> tuple[Tensor, NDArray[Any]]:
         # Sorted: memory-mapped files are read front to back, and batches are shuffled later anyway.
         at = np.sort(rows)
-        return torch.from_numpy(unit_pixels(train["images"][at])), train[name][at]
+        return torch.from_numpy(unit_pixels(train.images[at])), train.target(name)[at]
 
     made: list[Client] = []
     for name in tasks:
@@ -191,7 +211,7 @@ def face_clients(
         else:
             task = classification(len(classes[name]), loss_scale=scale, name=name)
         labels = tuple(classes[name]) if name in classes else None
-        held = pixels, torch.from_numpy(np.array(test[name]))
+        held = pixels, torch.from_numpy(np.array(test.target(name)))
         for client, rows in _shared_out(name, parts[name], clients_per_task).items():
             count = max(1, round(validation_share * len(rows))) if validation_share else 0
             if count >= len(rows):

@@ -22,7 +22,6 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import DataError
 from fedgradnorm.data._arrays import How, chosen, client_from_arrays, scaled
 from fedgradnorm.data._files.tables import missing_name, usable
-from fedgradnorm.data._paths import is_file
 from fedgradnorm.tasks._task import Task
 
 Matrix = NDArray[np.float64]
@@ -40,8 +39,6 @@ _STORED: dict[int, str] = {
 
 def read_matlab(path: Path, names: Sequence[str]) -> dict[str, Any]:
     """The named variables of a file: a table of float64 each, or for cells a list of tables."""
-    if not is_file(path):
-        raise DataError(f"{path}: no such file; check the path")
     try:
         if path.stat().st_size > LARGEST:
             raise DataError(f"{path}: too large for this data set; check the path")
@@ -50,26 +47,25 @@ def read_matlab(path: Path, names: Sequence[str]) -> dict[str, Any]:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check the file") from error
     if content.startswith(b"\x89HDF") or b"MATLAB 7.3" in content[:16]:
         raise DataError(f"{path}: a MATLAB 7.3 file, which is not read; save it with -v7")
-    order = {b"IM": "<", b"MI": ">"}.get(content[126:_HEADER], "")
     try:
-        if not order:
+        if content[126:_HEADER] != b"IM":  # little-endian, as every current machine writes
             raise ValueError("no header of a MATLAB 5 file")
-        arrays = dict(_variables(memoryview(content)[_HEADER:], order))
+        arrays = dict(_variables(memoryview(content)[_HEADER:]))
         for name in names:
             if name not in arrays:
                 raise missing_name(str(path), "variable", name, list(arrays))
-        return {name: _values(name, arrays[name], order) for name in names}
+        return {name: _values(name, arrays[name]) for name in names}
     except (ValueError, struct.error, zlib.error) as error:
         raise DataError(
             f"{path}: not a readable MATLAB file ({error}); download it again"
         ) from error
 
 
-def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
+def _elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     """(kind, bytes) of each element; a short one has its bytes inside its tag."""
     at = 0
     while at < len(data):
-        kind, size = struct.unpack_from(f"{order}II", data, at)
+        kind, size = struct.unpack_from("<II", data, at)
         start, end = at + 8, at + 8 + size
         at = end if kind == _COMPRESSED else start + -(-size // 8) * 8
         if kind >> 16:
@@ -80,38 +76,38 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
         yield kind, data[start:end]
 
 
-def _variables(data: memoryview, order: str) -> Iterator[tuple[str, memoryview]]:
+def _variables(data: memoryview) -> Iterator[tuple[str, memoryview]]:
     """The arrays of a file by name; nothing inside them is looked at yet."""
-    for kind, part in _elements(data, order):
+    for kind, part in _elements(data):
         if kind == _COMPRESSED:
             machine = zlib.decompressobj()
             unpacked = machine.decompress(part, LARGEST)
             if not machine.eof:
                 raise ValueError(f"a part is cut off or too large, {len(unpacked)} bytes unpacked")
-            yield from _variables(memoryview(unpacked), order)
+            yield from _variables(memoryview(unpacked))
         elif kind == _MATRIX and part:
-            _, _, (_, name), *_ = _elements(part, order)
+            _, _, (_, name), *_ = _elements(part)
             yield bytes(name).decode("ascii", "replace"), part
 
 
-def _values(where: str, part: memoryview, order: str) -> Any:
+def _values(where: str, part: memoryview) -> Any:
     """An array: its flags, shape and name, and then its cells or numbers."""
-    (_, flags), (_, shape), (_, _), *content = _elements(part, order)
-    (flag,) = struct.unpack_from(f"{order}I", flags)
-    sizes, kinds = np.frombuffer(shape, f"{order}i4").tolist(), {kind for kind, _ in content}
+    (_, flags), (_, shape), (_, _), *content = _elements(part)
+    (flag,) = struct.unpack_from("<I", flags)
+    sizes, kinds = np.frombuffer(shape, "<i4").tolist(), {kind for kind, _ in content}
     if flag & 0xFF == _CELL and kinds <= {_MATRIX} and math.prod(sizes) == len(content):
-        return [_table(f"{where}{{{k}}}", own, order) for k, (_, own) in enumerate(content, 1)]
+        return [_table(f"{where}{{{k}}}", own) for k, (_, own) in enumerate(content, 1)]
     numeric = flag & 0xFF in _NUMERIC and not flag & 0x0800  # complex
     if not numeric or len(sizes) != 2 or len(content) != 1 or content[0][0] not in _STORED:
         raise ValueError(f"{where} is not a table of real numbers")
-    numbers = np.frombuffer(content[0][1], order + _STORED[content[0][0]])
+    numbers = np.frombuffer(content[0][1], "<" + _STORED[content[0][0]])
     if min(sizes) < 0 or len(numbers) != math.prod(sizes):
         raise ValueError(f"{where} has {len(numbers)} numbers, its shape is {sizes}")
     return np.ascontiguousarray(numbers.astype(np.float64).reshape(sizes, order="F"))
 
 
-def _table(where: str, part: memoryview, order: str) -> Matrix:
-    found: Matrix | list[Any] = _values(where, part, order) if part else np.zeros((0, 0))
+def _table(where: str, part: memoryview) -> Matrix:
+    found: Matrix | list[Any] = _values(where, part) if part else np.zeros((0, 0))
     if isinstance(found, list):
         raise ValueError(f"{where} is not a table of real numbers")
     return found

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedgradnorm._checks import whole
+from fedgradnorm._checks import bounded, whole
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._arrays import random_generator, rows_of
@@ -39,32 +39,26 @@ MOST_PARTS = 100_000
 class Partitioner:
     """Base class: a subclass divides rows in ``_parts``."""
 
-    name: ClassVar[str] = ""
+    counts: ClassVar[tuple[str, ...]] = ()  # the fields that are whole numbers of at least 1
     by_label: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name in self.counts:  # a config may have 3.0
+            object.__setattr__(self, name, whole(name, getattr(self, name), 1))
 
     def split(self, labels_or_n: Labels | int, seed: int) -> list[Rows]:
         """Disjoint, sorted row numbers of each part, from a label per row or their number."""
         who, given = type(self).__name__, labels_or_n
-        count = int(given) if isinstance(given, (int, np.integer)) else len(given)
+        labels = np.zeros(given) if isinstance(given, (int, np.integer)) else np.asarray(given)
         if self.by_label:
             labels = _class_labels(given, who)
-        else:
-            labels = np.zeros(count)
-            if count < 1:
-                raise DataError(f"{who}: there are {count} rows; nothing to divide")
+        elif not len(labels):
+            raise DataError(f"{who}: there are 0 rows; nothing to divide")
         parts = self._parts(labels, random_generator(seed))
         return [np.sort(part).astype(np.int64) for part in parts]
 
     def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
         raise NotImplementedError
-
-    def describe(self) -> dict[str, Any]:
-        """The settings as plain values, as ``[data.partition.CLIENT]`` has them."""
-        settings = asdict(self).items()
-        return {
-            "name": self.name,
-            **{k: list(v) if isinstance(v, tuple) else v for k, v in settings},
-        }
 
 
 @dataclass(frozen=True)
@@ -79,10 +73,7 @@ class Iid(Partitioner):
     """
 
     parts: int
-    name: ClassVar[str] = "iid"
-
-    def __post_init__(self) -> None:
-        _make_whole(self, "parts")
+    counts: ClassVar[tuple[str, ...]] = ("parts",)
 
     def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
         if len(labels) < self.parts:
@@ -104,13 +95,12 @@ class Size(Partitioner):
     """
 
     sizes: Sequence[int]
-    name: ClassVar[str] = "size"
 
     def __post_init__(self) -> None:
-        sizes = tuple(self.sizes)
+        sizes = tuple(whole("sizes", size, 1) for size in self.sizes)
         if not sizes:
             raise ConfigError("sizes must name at least one part")
-        object.__setattr__(self, "sizes", tuple(whole("sizes", size, 1) for size in sizes))
+        object.__setattr__(self, "sizes", sizes)
 
     def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
         rows, wanted = len(labels), sum(self.sizes)
@@ -124,44 +114,15 @@ class Size(Partitioner):
 
 
 @dataclass(frozen=True)
-class Linear(Partitioner):
-    """Part i (from 1) gets i units of random rows, the last one also the rest. Covers every row.
-
-    Args:
-        parts: how many clients, 1 or more.
-
-    >>> [len(part) for part in Linear(3).split(61, seed=0)]
-    [10, 20, 31]
-    """
-
-    parts: int
-    name: ClassVar[str] = "linear"
-
-    def __post_init__(self) -> None:
-        _make_whole(self, "parts")
-
-    def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
-        rows, units = len(labels), self.parts * (self.parts + 1) // 2
-        if rows < units:
-            raise DataError(
-                f"Linear: {self.parts} parts need at least {units} rows, there are {rows}; "
-                "ask for fewer parts"
-            )
-        sizes = [rows * part // units for part in range(1, self.parts)]
-        return np.split(rng.permutation(rows), np.cumsum(sizes, dtype=np.int64))
-
-
-@dataclass(frozen=True)
 class Dirichlet(Partitioner):
     """Each class is divided in proportions drawn from Dirichlet(alpha). Covers every row.
 
-    A small ``alpha`` gives parts that differ much, a large one parts that look alike; a sequence
-    gives one value per part. Proportions are drawn again, at most 100 times, until every part has
-    ``min_size`` rows.
+    A small ``alpha`` gives parts that differ much, a large one parts that look alike. Proportions
+    are drawn again, at most 100 times, until every part has ``min_size`` rows.
 
     Args:
         parts: how many clients, 1 or more.
-        alpha: above 0; the smaller, the more the parts differ; a list has one for each part.
+        alpha: above 0; the smaller, the more the parts differ.
         min_size: rows that every part has at least, 1 or more.
 
     >>> parts = Dirichlet(3, alpha=1.0).split([0, 1] * 50, seed=0)
@@ -170,22 +131,15 @@ class Dirichlet(Partitioner):
     """
 
     parts: int
-    alpha: float | Sequence[float]
+    alpha: float
     min_size: int = 10
-    name: ClassVar[str] = "dirichlet"
+    counts: ClassVar[tuple[str, ...]] = ("parts", "min_size")
     by_label: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _make_whole(self, "parts", "min_size")
-        if not isinstance(self.alpha, (int, float)):
-            object.__setattr__(self, "alpha", tuple(self.alpha))
-        values = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
-        if isinstance(self.alpha, tuple) and len(values) != self.parts:
-            raise ConfigError(f"alpha has {len(values)} values for {self.parts} parts")
-        for value in values:
-            # Below 1e-6 the proportions underflow to all zero; above 1e6 they are even anyway.
-            if isinstance(value, bool) or not 1e-6 <= value <= 1e6:
-                raise ConfigError(f"alpha must be between 1e-6 and 1e6, not {value!r}")
+        super().__post_init__()
+        # Below 1e-6 the proportions underflow to all zero; above 1e6 they are even anyway.
+        bounded("alpha", self.alpha, 1e-6, 1e6)
 
     def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
         needed, best = self.parts * self.min_size, 0
@@ -194,11 +148,10 @@ class Dirichlet(Partitioner):
                 f"Dirichlet: {self.parts} parts of at least {self.min_size} rows need {needed} "
                 f"rows, there are {len(labels)}; ask for fewer parts or a lower min_size"
             )
-        alphas = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,) * self.parts
         for _ in range(TRIES):
             pieces = []
             for _, rows in _classes(labels, rng):
-                cuts = np.cumsum(rng.dirichlet(alphas))[:-1] * len(rows)
+                cuts = np.cumsum(rng.dirichlet([self.alpha] * self.parts))[:-1] * len(rows)
                 pieces.append(np.split(rows, cuts.astype(np.int64)))
             parts = [np.concatenate(own) for own in zip(*pieces, strict=True)]
             smallest = min(len(part) for part in parts)
@@ -213,32 +166,24 @@ class Dirichlet(Partitioner):
 
 @dataclass(frozen=True)
 class Pathological(Partitioner):
-    """Each part holds rows of exactly ``classes_per_part`` classes, a class's rows divided evenly.
+    """Each part has rows of ``classes_per_part`` random classes, a class's rows divided evenly.
 
-    ``assignment``: ``"random"``; ``"first-deterministic"``, where part i surely holds class i
-    (modulo the number of classes) and the rest is random; ``"deterministic"``, where part i holds
-    classes i, i + 1, ... A class that no part holds is left out, with a line in the log.
+    A class that no part holds is left out, with a line in the log.
 
     Args:
         parts: how many clients, 1 or more.
         classes_per_part: classes that a part holds, 1 or more.
-        assignment: which classes a part holds: one of the three above.
 
     >>> labels = np.repeat([0, 1, 2], 4)
-    >>> parts = Pathological(3, 2, assignment="deterministic").split(labels, seed=0)
-    >>> [sorted(set(labels[part].tolist())) for part in parts]
-    [[0, 1], [1, 2], [0, 2]]
+    >>> parts = Pathological(3, 2).split(labels, seed=0)
+    >>> [len(set(labels[part].tolist())) for part in parts]
+    [2, 2, 2]
     """
 
     parts: int
     classes_per_part: int
-    assignment: Literal["random", "first-deterministic", "deterministic"] = "random"
-    name: ClassVar[str] = "pathological"
+    counts: ClassVar[tuple[str, ...]] = ("parts", "classes_per_part")
     by_label: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _make_whole(self, "parts", "classes_per_part")
-        choose(self.assignment, ("random", "first-deterministic", "deterministic"), "assignment")
 
     def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
         classes, counts = np.unique(labels, return_counts=True)
@@ -251,10 +196,10 @@ class Pathological(Partitioner):
             raise DataError(
                 f"Pathological: {len(labels)} rows cannot fill {self.parts} parts; lower parts"
             )
-        for _ in range(1 if self.assignment == "deterministic" else TRIES):
+        for _ in range(TRIES):
             holds = np.zeros((self.parts, len(classes)), dtype=np.bool_)
-            for part in range(self.parts):
-                holds[part, self._held(part, len(classes), rng)] = True
+            for part in holds:
+                part[rng.choice(len(classes), self.classes_per_part, replace=False)] = True
             takers = holds.sum(axis=0)
             if (takers <= counts).all():
                 break
@@ -274,29 +219,24 @@ class Pathological(Partitioner):
                 shares[taker].append(piece)
         return [np.concatenate(share) for share in shares]
 
-    def _held(self, part: int, classes: int, rng: np.random.Generator) -> NDArray[Any]:
-        if self.assignment == "deterministic":
-            return (part + np.arange(self.classes_per_part)) % classes
-        if self.assignment == "random":
-            return rng.choice(classes, self.classes_per_part, replace=False)
-        own = part % classes
-        others = np.delete(np.arange(classes), own)
-        return np.append(rng.choice(others, self.classes_per_part - 1, replace=False), own)
+
+PARTITIONERS: dict[str, type[Partitioner]] = {
+    kind.__name__.lower(): kind for kind in (Iid, Size, Dirichlet, Pathological)
+}
 
 
 def partitioner(description: Mapping[str, Any]) -> Partitioner:
-    """The inverse of :meth:`Partitioner.describe`.
+    """The partitioner that a config's table describes.
 
     >>> partitioner({"name": "iid", "parts": 3})
     Iid(parts=3)
     """
-    kinds = {kind.name: kind for kind in (Iid, Size, Linear, Dirichlet, Pathological)}
     settings = dict(description)
-    kind = kinds[choose(str(settings.pop("name", "")), kinds, "partitioner")]
+    name = choose(str(settings.pop("name", "")), PARTITIONERS, "partitioner")
     try:
-        return kind(**settings)
+        return PARTITIONERS[name](**settings)
     except TypeError as error:
-        raise ConfigError(f"partitioner {kind.name!r}: {error}") from error
+        raise ConfigError(f"partitioner {name!r}: {error}") from error
 
 
 def partition_client(client: Client, partitioner: Partitioner, seed: int) -> list[Client]:
@@ -328,24 +268,16 @@ def partition_client(client: Client, partitioner: Partitioner, seed: int) -> lis
     ]
 
 
-def _make_whole(made: Partitioner, *names: str) -> None:
-    """Make the fields whole numbers: a config may have 3.0."""
-    for name in names:
-        object.__setattr__(made, name, whole(name, getattr(made, name), 1))
-
-
 def _class_labels(given: Labels | int, who: str) -> NDArray[Any]:
     """One class label per row, or a DataError where there are none to go by."""
     if isinstance(given, (int, np.integer)):
-        raise DataError(
-            f"{who} divides by class and needs a label per row; use Iid, Size or Linear"
-        )
+        raise DataError(f"{who} divides by class and needs a label per row; use Iid or Size")
     labels = np.asarray(given)
     labels = labels.astype(str) if labels.dtype.kind == "O" else labels
     if labels.ndim != 1 or len(labels) == 0:
         raise DataError(f"{who} needs one label per row, not an array of shape {labels.shape}")
     if labels.dtype.kind == "f" and not (np.isfinite(labels) & (labels == np.rint(labels))).all():
-        raise DataError(f"{who} needs class labels, not real numbers; use Iid, Size or Linear")
+        raise DataError(f"{who} needs class labels, not real numbers; use Iid or Size")
     return labels
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedgradnorm._errors import ConfigError, DataError
@@ -63,7 +65,23 @@ def find_data(source: str | Path | None, names: Sequence[str], who: str) -> Path
     if found is None:
         looked = " or ".join(dict.fromkeys(map(str, places)))
         raise DataError(f"{looked}: no such file; give the path of {names[0]}")
-    return (_first(found, names) or found) if found.is_dir() else found
+    inside = _first(found, names) if found.is_dir() else found
+    if inside is None:
+        raise DataError(f"{found}: no {names[0]} in it; give the path of {names[0]}")
+    return inside
+
+
+@contextmanager
+def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The archive, of which nothing is ever extracted; a DataError where it is damaged."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except Exception as error:  # zipfile raises many kinds of error on damaged bytes
+        raise DataError(
+            f"{path}: not a complete zip archive ({error}); download it again"
+        ) from error
+    with archive:
+        yield archive
 
 
 def _first(folder: Path, names: Sequence[str]) -> Path | None:

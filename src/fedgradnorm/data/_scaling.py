@@ -55,28 +55,21 @@ class Scaling:
         >>> Scaling.constant({"mean": [1.0], "std": [2.0]}).scale_inputs(np.array([[5.0]])).tolist()
         [[2.0]]
         """
-        names = {"input_mean": "mean", "input_std": "std"}  # in the table
-        names |= {name: name for name in ("target_mean", "target_std")}
+        pairs = ("mean", "std"), ("target_mean", "target_std")
         for key in table:
-            choose(str(key), names.values(), "key of standardize")
-        found = {}
-        for field_name, key in names.items():
-            if key in table:
-                found[field_name] = torch.as_tensor(np.asarray(table[key], dtype=np.float64))
-        for one, other in (("input_mean", "input_std"), ("target_mean", "target_std")):
-            if (one in found) != (other in found) or (
-                one in found
-                and (
-                    found[one].shape != found[other].shape
-                    or not (found[one].isfinite().all() and (found[other] > 0).all())
-                )
-            ):
+            choose(str(key), [key for pair in pairs for key in pair], "key of standardize")
+        values = {k: torch.as_tensor(np.asarray(v, dtype=np.float64)) for k, v in table.items()}
+        found: list[Tensor | None] = []
+        for pair in pairs:
+            given = [values[key] for key in pair if key in values]
+            fits = len(given) == 2 and given[0].shape == given[1].shape
+            if given and not (fits and given[0].isfinite().all() and (given[1] > 0).all()):
                 raise ConfigError(
-                    f"standardize needs {names[one]} and {names[other]} together: finite numbers, "
-                    "as many of each, and deviations above 0"
+                    f"standardize needs {pair[0]} and {pair[1]} together: finite numbers, as many "
+                    "of each, and deviations above 0"
                 )
-        inputs = found.get("input_mean"), found.get("input_std")
-        return cls(*inputs, found.get("target_mean"), found.get("target_std"), learned=False)
+            found += given or [None, None]
+        return cls(found[0], found[1], found[2], found[3], learned=False)
 
     @classmethod
     def fit(cls, x: Any, y: Any, *, inputs: bool = True, targets: bool = False) -> Scaling:
@@ -181,15 +174,12 @@ class Moments:
         self.low = torch.minimum(self.low, wide.nan_to_num(nan=torch.inf).amin(dim=0))
         self.high = torch.maximum(self.high, wide.nan_to_num(nan=-torch.inf).amax(dim=0))
 
-    def shaped(self, more: list[int]) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation, with more axes behind the columns."""
-        return self.mean.reshape(-1, *more), self.deviation().reshape(-1, *more)
-
-    def deviation(self) -> Tensor:
-        """The standard deviation of each column; 1 for one that is constant."""
+    def shaped(self, more: list[int], name: str) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, 1 for a constant column, with more axes behind these."""
         found = (self.square / self.count.clamp_min(1)).sqrt()
         constant = (self.low == self.high) | (found == 0) | (self.count == 0)
-        return torch.where(constant, torch.ones_like(found), found)
+        spread = torch.where(constant, torch.ones_like(found), found)
+        return _checked(self.mean.reshape(-1, *more), spread.reshape(-1, *more), name)
 
 
 def _streamed_moments(x: Streamed, y: Any, inputs: bool, targets: bool) -> tuple[_Pair, _Pair]:
@@ -205,8 +195,8 @@ def _streamed_moments(x: Streamed, y: Any, inputs: bool, targets: bool) -> tuple
             of_y.add(positions(_rows(labels)))
     pixels = [1] * (len(x.form()) - 1)
     return (
-        _checked(*of_x.shaped(pixels), "x") if inputs else (None, None),
-        _checked(*of_y.shaped(shape), "y") if targets else (None, None),
+        of_x.shaped(pixels, "x") if inputs else (None, None),
+        of_y.shaped(shape, "y") if targets else (None, None),
     )
 
 

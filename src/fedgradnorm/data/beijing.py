@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import logging
 import re
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedgradnorm._checks import number, shown, whole
+from fedgradnorm._checks import shown, whole
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError, choose
-from fedgradnorm.data._arrays import How, chosen, random_generator, scaled
+from fedgradnorm.data._arrays import How, chosen, client_of, random_generator, scaled, split_shares
 from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
 from fedgradnorm.data._files.loading import numbers
 from fedgradnorm.data._files.tables import Cells, each, read_table, text_of
 from fedgradnorm.data._metrics import auc
-from fedgradnorm.data._paths import find_data
+from fedgradnorm.data._paths import find_data, opened_zip
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification, regression
 from fedgradnorm.tasks._task import Task
@@ -39,10 +38,8 @@ STATIONS = (
 """The stations of the published set."""
 
 _PERIOD = "20130301-20170228"
-FILES = tuple(
-    f"{name}_Data_{_PERIOD}{end}" for end in (".zip", "") for name in ("PRSA", "PRSA2017")
-)
-"""Names under which the set lies in a data folder: the archive's, and its unpacked folder's."""
+FILES = (f"PRSA_Data_{_PERIOD}.zip", f"PRSA2017_Data_{_PERIOD}.zip")
+"""Names of the archive in a data folder."""
 
 POLLUTANTS = {"pm25": "PM2.5", "pm10": "PM10", "so2": "SO2", "no2": "NO2", "co": "CO", "o3": "O3"}
 """Tasks by regression, in micrograms per cubic metre, and their columns."""
@@ -88,13 +85,13 @@ def clients(
 ) -> list[Client]:
     """A client a station: a pollutant by regression, the wind's direction (16), or rain (2).
 
-    ``source`` is the archive or its folder (default: in the folder named by FEDGRADNORM_DATA).
+    ``source`` is the archive (default: in the folder named by FEDGRADNORM_DATA).
     ``tasks`` are dealt to the ``stations`` in turn, or given by station. ``rows`` hours are drawn
     by ``seed`` for each client, None means all without a gap. The period's last ``test_share`` is
     for testing, what lies before it for validation; every station is cut at the same hours.
 
     Args:
-        source: the archive or its folder. In a config: path.
+        source: the archive. In a config: path.
         stations: some of them, by name; None is all.
         tasks: dealt to the stations in turn, or one for each, by name.
         rows: hours drawn for each client; None is all.
@@ -106,7 +103,8 @@ def clients(
         on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
         progress: called with (done, total) now and then; not for configs.
     """
-    shares = _shares(rows, test_share, validation_share)
+    shares = split_shares("beijing", test_share, validation_share)
+    rows = None if rows is None else whole("beijing: rows", rows, 1)
     random_generator(seed)
     scales = dict(loss_scale or {})
     for name in scales:
@@ -127,29 +125,11 @@ def clients(
         parts = _drawn(who, time, good, rows, shares, rng)
         target = y.astype(np.float32) if name in POLLUTANTS else np.nan_to_num(y).astype(np.int64)
         pairs = {split: (x[at], target[at]) for split, at in parts.items()}
-        made.append(
-            Client(
-                station, _task(name, scales.get(name, 1.0)), pairs["train"], pairs.get("test"),
-                pairs.get("validation"), labels=_LABELS.get(name), columns=INPUTS,
-            )
-        )  # fmt: skip
+        task = _task(name, scales.get(name, 1.0))
+        made.append(client_of(station, task, pairs, labels=_LABELS.get(name), columns=INPUTS))
         if progress:
             progress(len(made), len(plan))
     return scaled(made, scaling)
-
-
-def _shares(rows: int | None, test_share: float, validation_share: float) -> dict[str, float]:
-    """The share of each split, checked."""
-    if rows is not None:
-        whole("beijing: rows", rows, 1)
-    test = number("test_share", test_share)
-    validation = number("validation_share", validation_share)
-    if not (0 <= test < 1 and 0 <= validation < 1 and test + validation < 1):
-        raise ConfigError(
-            f"beijing: test_share {test_share!r} and validation_share {validation_share!r} must be "
-            "0 or more and leave a part for training"
-        )
-    return {"train": 1 - (validation + test), "validation": validation, "test": test}
 
 
 def _plan(
@@ -171,18 +151,9 @@ def _plan(
 
 
 def _station_files(path: Path) -> dict[str, Path]:
-    """The files by station, in the archive or its unpacked folder; nothing is ever extracted."""
-    if path.is_dir():
-        # Also where they lie one folder deeper, as in the archive.
-        files = [*path.glob("*.csv"), *path.glob("PRSA*/*.csv")]
-    else:
-        try:
-            with zipfile.ZipFile(path) as archive:
-                files = [path / str(PurePosixPath(name)) for name in archive.namelist()]
-        except Exception as error:  # zipfile raises many kinds of error on damaged bytes
-            raise DataError(
-                f"{path}: not a complete zip archive ({error}); download it again"
-            ) from error
+    """The files by station."""
+    with opened_zip(path) as archive:
+        files = [path / name for name in archive.namelist()]
     found: dict[str, Path] = {}
     for file in files:
         if told := _NAME.fullmatch(file.name):
@@ -192,7 +163,7 @@ def _station_files(path: Path) -> dict[str, Path]:
     if not found:
         raise DataError(
             f"{path}: no file PRSA_Data_STATION_{_PERIOD}.csv in it; give the archive of these "
-            "files or its unpacked folder (UCI packs that archive into another one)"
+            "files (UCI packs that archive into another one)"
         )
     return dict(sorted(found.items()))
 

@@ -8,7 +8,7 @@ for set-ups, tests and demonstrations, never for claims about real faces.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,16 @@ from numpy.typing import NDArray
 
 from fedgradnorm._client import Client
 from fedgradnorm._memory import check_draw
-from fedgradnorm.data._face_clients import Allocation, check_enough, face_clients, task_sizes
+from fedgradnorm.data._face_clients import (
+    Allocation,
+    FaceSet,
+    Progress,
+    face_clients,
+    task_sizes,
+)
 from fedgradnorm.data._source import Source
 
-__all__ = ["Faces", "clients", "generate"]
+__all__ = ["clients", "generate"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,35 +49,13 @@ SHARES: dict[str, tuple[float, ...]] = {
 }
 """Class shares: uneven like MTFL's, but milder, so that small samples hold every class."""
 
-Progress = Callable[[int, int], None]
-
 SIZE = 40
 
 ROW_BYTES = SIZE**2 + 4 * 10 + 8 * len(CLASSES)  # of memory: pixels, landmarks and labels
 _BATCH = 500  # faces drawn at once: the temporary arrays stay in the processor's cache
 
 
-@dataclass(frozen=True)
-class Faces:
-    """Drawn faces: images uint8 [n, 1, 40, 40], landmarks float32 [n, 10], labels int64 [n]."""
-
-    images: NDArray[np.uint8]
-    landmarks: NDArray[np.float32]
-    shape: NDArray[np.int64]
-    smile: NDArray[np.int64]
-    glasses: NDArray[np.int64]
-    pose: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """The images, and the targets by task."""
-        labels = {name: getattr(self, name) for name in CLASSES}
-        return {"images": self.images, "landmark": self.landmarks, **labels}
-
-
-def generate(samples: int = 10_000, seed: int = 0, progress: Progress | None = None) -> Faces:
+def generate(samples: int = 10_000, seed: int = 0, progress: Progress | None = None) -> FaceSet:
     """Draw ``samples`` faces; the same seed gives the same faces, and more samples only add some.
 
     >>> generate(samples=3, seed=1).images.shape
@@ -116,8 +100,6 @@ def clients(
     counts = {"samples": samples, "test_samples": test_samples}
     check_draw("faces", counts, seed, ROW_BYTES + 4 * SIZE**2)
     sizes = task_sizes(allocation, tasks, TASKS, clients_per_task, rows, samples)
-    if rows is not None:
-        check_enough(sizes, clients_per_task, samples)
     total = samples + test_samples
 
     def step(start: int) -> Progress | None:
@@ -126,13 +108,13 @@ def clients(
     train = _generate(samples, (seed, 0), step(0))
     test = _generate(test_samples, (seed, 1), step(samples))
     return face_clients(
-        train.columns(), test.columns(), CLASSES, sizes,
+        train, test, CLASSES, sizes, exact=rows is not None,
         tasks=tasks, validation_share=validation_share, seed=seed, loss_scale=loss_scale,
         clients_per_task=clients_per_task,
     )  # fmt: skip
 
 
-def _generate(samples: int, stream: tuple[int, int], progress: Progress | None) -> Faces:
+def _generate(samples: int, stream: tuple[int, int], progress: Progress | None) -> FaceSet:
     check_draw("faces", {"samples": samples}, stream[0], ROW_BYTES)
     logger.info("drawing %d synthetic faces (seed %d); these are not real data", samples, stream[0])
     images = np.empty((samples, 1, SIZE, SIZE), np.uint8)
@@ -152,7 +134,7 @@ def _generate(samples: int, stream: tuple[int, int], progress: Progress | None) 
             labels[name][part] = values[:count]
         if progress:
             progress(part.stop, samples)
-    return Faces(images, landmarks, **labels)
+    return FaceSet(images, landmarks, labels)
 
 
 # How a face looks: a turned head, its features, and the light on it. In head coordinates the head's

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedgradnorm._checks import whole
 from fedgradnorm._client import Client
 from fedgradnorm._errors import DataError
-from fedgradnorm.data._arrays import chosen, held_out
+from fedgradnorm.data._arrays import chosen, client_of, held_out
 from fedgradnorm.data._files.tables import opened
 from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._source import Source
@@ -86,11 +86,7 @@ def clients(
                     np.array([label for label, _ in part]))
             for split, part in splits.items()
         }  # fmt: skip
-        made.append(
-            Client(
-                name, task, pairs["train"], pairs["test"], pairs.get("validation"), labels=LABELS
-            )
-        )
+        made.append(client_of(name, task, pairs, labels=LABELS))
         if progress:
             progress(len(made), len(names))
     return made

@@ -6,15 +6,13 @@ right mouth corner, left being the picture's. Labels count from zero; ``CLASSES`
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -27,13 +25,19 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import DataError, choose
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._cache import cached, fingerprint
-from fedgradnorm.data._face_clients import Allocation, check_enough, face_clients, task_sizes
+from fedgradnorm.data._face_clients import (
+    Allocation,
+    FaceSet,
+    Progress,
+    face_clients,
+    task_sizes,
+)
 from fedgradnorm.data._files.images import Box, all_inside, crop_resize, decode_grey, to_crop
 from fedgradnorm.data._files.tables import number_of, read_table
-from fedgradnorm.data._paths import find_data, user_path
+from fedgradnorm.data._paths import find_data, opened_zip, user_path
 from fedgradnorm.data._source import Source
 
-__all__ = ["MTFL", "Split", "clients", "prepare"]
+__all__ = ["MTFL", "clients", "prepare"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,56 +57,29 @@ ANNOTATIONS = {"train": "training.txt", "test": "testing.txt"}
 BOXES = "mtfl_boxes.csv"
 OWN_BOXES = Path(__file__).with_name("mtfl_boxes.zip") / BOXES
 """The boxes of the published experiments; which detector made them was not recorded."""
-NAMES = ("MTFL.zip", "MTFL")
+FILE = "MTFL.zip"
 AGAIN = "download the archive again"
 NO_BOX, OUTSIDE = "without a box", "landmark outside the box"
 
-_FIELDS = 15
 _LARGEST = 64 << 20  # bytes of one file: MTFL's largest has 1 MB, an archive bomb's has more
 _REPORT_EVERY = 100
 _VERSION = 1  # raise it when the same files and options give other arrays
 
 Crop = Literal["boxes", "whole"]
 Unit = Literal["pixels", "unit"]
-Progress = Callable[[int, int], None]
-Face = tuple[NDArray[np.uint8], NDArray[np.float64]]
-
-
-@dataclass(frozen=True)
-class Split:
-    """The official training or test rows that could be used, in file order.
-
-    ``images`` is uint8 [n, 1, 40, 40]; ``landmarks`` float32 [n, 10]; labels int64 [n], from zero;
-    ``rows`` are line numbers in the annotation file, from one, and ``paths`` what they name.
-    """
-
-    images: NDArray[np.uint8]
-    landmarks: NDArray[np.float32]
-    gender: NDArray[np.int64]
-    smile: NDArray[np.int64]
-    glasses: NDArray[np.int64]
-    pose: NDArray[np.int64]
-    paths: NDArray[np.str_]
-    rows: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """The images, and the targets by task."""
-        labels = {name: getattr(self, name) for name in CLASSES}
-        return {"images": self.images, "landmark": self.landmarks, **labels}
+Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class MTFL:
-    """Both splits, and ``info``: rows used and left out, why, and the seconds it took to build.
+    """The official training and test rows that could be used, in file order.
 
-    ``fresh`` says whether this call decoded the pictures or found them in the cache ``folder``.
+    ``info`` has the rows used and left out, why, and the seconds it took to build. ``fresh`` says
+    whether this call decoded the pictures or found them in the cache ``folder``.
     """
 
-    train: Split
-    test: Split
+    train: FaceSet
+    test: FaceSet
     info: dict[str, Any]
     fresh: bool
     folder: Path
@@ -120,33 +97,35 @@ def prepare(
 ) -> MTFL:
     """Read, crop and shrink every face once; later calls take it from the cache.
 
-    ``source`` is MTFL.zip or its unpacked folder (default: in the folder named by
-    FEDGRADNORM_DATA). ``crop="boxes"`` takes face boxes from a CSV (default: mtfl_boxes.csv next to
-    the source, else the package's) and leaves out pictures without one; ``drop_outside`` also
-    leaves out faces with a landmark outside its box.
-    ``landmarks`` are in pixels of the crop (0 .. 40) or in [0, 1] ("unit").
+    ``source`` is MTFL.zip (default: in the folder named by FEDGRADNORM_DATA). ``crop="boxes"``
+    takes face boxes from a CSV (default: mtfl_boxes.csv next to the source, else the package's) and
+    leaves out pictures without one; ``drop_outside`` also leaves out faces with a landmark outside
+    its box. ``landmarks`` are in pixels of the crop (0 .. 40) or in [0, 1] ("unit").
     """
     choose(crop, ("boxes", "whole"), "crop")
     choose(landmarks, ("pixels", "unit"), "landmarks")
-    path = find_data(source, NAMES, "mtfl")
-    box_file = _box_file(path, boxes) if crop == "boxes" else None
-    with _opened(path) as files:
-        key = {
-            "version": _VERSION,
-            "source": files.fingerprint(),
-            "boxes": box_file and fingerprint(_stored_in(box_file)),
-            "drop_outside": drop_outside and crop == "boxes",
-            "size": SIZE,
-        }
-        prepared = cached(
-            "mtfl", key, lambda: _build(files, box_file, drop_outside, progress), folder=cache
-        )
+    path = find_data(source, (FILE,), "mtfl")
+    box_file = None
+    if crop == "boxes":
+        beside = path.parent / BOXES
+        box_file = user_path(boxes or (beside if beside.is_file() else OWN_BOXES), "mtfl: boxes")
+    key = {
+        "version": _VERSION,
+        "source": fingerprint(path),
+        # The package's own boxes are in an archive.
+        "boxes": box_file and fingerprint(box_file.parent if box_file == OWN_BOXES else box_file),
+        "drop_outside": drop_outside and crop == "boxes",
+        "size": SIZE,
+    }
+    prepared = cached(
+        "mtfl", key, lambda: _build(path, box_file, drop_outside, progress), folder=cache
+    )
     info = prepared.info
     for split, counts in info["rows"].items():
         logger.info("MTFL %s: %s (%s)", split, counts, "decoded" if prepared.fresh else "cached")
     # Kept once, in [0, 1]: the same cache serves both units.
     scale = np.float32(SIZE if landmarks == "pixels" else 1)
-    train, test = (_split(prepared.arrays, split, scale) for split in ANNOTATIONS)
+    train, test = (_face_set(prepared.arrays, split, scale) for split in ANNOTATIONS)
     return MTFL(train, test, info, prepared.fresh, prepared.folder)
 
 
@@ -177,7 +156,7 @@ def clients(
     official test split, and clients of a task hold the same tensors of it.
 
     Args:
-        source: the MTFL archive or folder. In a config: path.
+        source: the archive MTFL.zip. In a config: path.
         boxes: a CSV file of face boxes; by default mtfl_boxes.csv next to the source, else the
             boxes of the published experiments, which are in the package.
         crop: faces cut out by "boxes", or the "whole" picture.
@@ -198,96 +177,54 @@ def clients(
         source, boxes=boxes, crop=crop, landmarks=landmarks, drop_outside=drop_outside,
         cache=cache, progress=progress,
     )  # fmt: skip
-    if rows is not None:
-        check_enough(sizes, clients_per_task, len(data.train))
     return face_clients(
-        data.train.columns(), data.test.columns(), CLASSES, sizes,
+        data.train, data.test, CLASSES, sizes, exact=rows is not None,
         tasks=tasks, validation_share=validation_share, seed=seed, loss_scale=loss_scale,
         clients_per_task=clients_per_task,
     )  # fmt: skip
 
 
-def _box_file(source: Path, boxes: str | Path | None) -> Path:
-    """The CSV of face boxes: the one given, or next to the archive or folder, or in the package."""
-    if boxes is not None:
-        return user_path(boxes, "mtfl: boxes")
-    places = (source.parent / BOXES, source / BOXES)
-    return next((place for place in places if place.is_file()), OWN_BOXES)
-
-
-def _stored_in(boxes: Path) -> Path:
-    """The file on disk that holds them: the package's own are in an archive."""
-    return boxes.parent if boxes == OWN_BOXES else boxes
-
-
 def _build(
-    files: _Files, box_file: Path | None, drop_outside: bool, progress: Progress | None
-) -> tuple[dict[str, NDArray[Any]], dict[str, object]]:
+    path: Path, box_file: Path | None, drop_outside: bool, progress: Progress | None
+) -> tuple[Arrays, dict[str, object]]:
     """Decode both splits; what comes back is what the cache keeps."""
-    start, tables = time.perf_counter(), dict[str, Annotations]()
-    for split, name in ANNOTATIONS.items():
-        try:
-            content = files.read(name)
-        except ValueError as error:
-            raise DataError(f"{name}: {error}; use the complete archive") from error
-        tables[split] = parse_annotations(content, name)
-    boxes = parse_boxes(box_file) if box_file else None
-    total, done = sum(len(table.paths) for table in tables.values()), 0
-    arrays, rows = dict[str, NDArray[Any]](), dict[str, dict[str, int]]()
-    for split, table in tables.items():
-        step = (lambda n, base=done: progress(base + n, total)) if progress else None
-        made, rows[split] = _crop_faces(
-            ANNOTATIONS[split], table, files.read, boxes, drop_outside, step
-        )
-        arrays |= {f"{split}_{name}": array for name, array in made.items()}
-        done += len(table.paths)
+    start, arrays, rows, done = time.perf_counter(), Arrays(), dict[str, dict[str, int]](), 0
+    with opened_zip(path) as archive:
+        read = _reader(path, archive)
+        tables = {}
+        for split, name in ANNOTATIONS.items():
+            try:
+                tables[split] = parse_annotations(read(name), name)
+            except ValueError as error:
+                raise DataError(f"{name}: {error}; use the complete archive") from error
+        boxes = parse_boxes(box_file) if box_file else None
+        total = sum(len(table.paths) for table in tables.values())
+        for split, table in tables.items():
+            step = (lambda n, base=done: progress(base + n, total)) if progress else None
+            made, rows[split] = _crop_faces(
+                ANNOTATIONS[split], table, read, boxes, drop_outside, step
+            )
+            arrays |= {f"{split}_{name}": array for name, array in made.items()}
+            done += len(table.paths)
     return arrays, {"rows": rows, "seconds": round(time.perf_counter() - start, 3)}
 
 
-def _split(arrays: Mapping[str, NDArray[Any]], split: str, scale: np.float32) -> Split:
+def _face_set(arrays: Mapping[str, NDArray[Any]], split: str, scale: np.float32) -> FaceSet:
     labels = arrays[f"{split}_labels"]
-    return Split(
+    return FaceSet(
         images=arrays[f"{split}_images"],
         landmarks=np.asarray(arrays[f"{split}_landmarks"] * scale),
+        labels={name: np.array(labels[:, column]) for column, name in enumerate(CLASSES)},
         paths=arrays[f"{split}_paths"],
         rows=arrays[f"{split}_rows"],
-        **{name: np.array(labels[:, column]) for column, name in enumerate(CLASSES)},
     )
 
 
-@dataclass(frozen=True)
-class _Files:
-    """Files by their path below the folder that holds ``training.txt``.
+def _reader(path: Path, archive: zipfile.ZipFile) -> Callable[[str], bytes]:
+    """Reads entries in memory, by their path beside ``training.txt``; nothing is ever extracted.
 
-    ``read`` raises a ValueError with the reason where that is impossible; ``fingerprint`` changes
-    when a file does.
+    A ValueError says why an entry cannot be read.
     """
-
-    read: Callable[[str], bytes]
-    fingerprint: Callable[[], str]
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[_Files]:
-    """An archive, or its unpacked folder."""
-    if path.is_dir():
-        if not (path / ANNOTATIONS["train"]).is_file():
-            raise DataError(f"{path}: no training.txt in it; give MTFL.zip or its unpacked folder")
-        root = path.resolve()
-        yield _Files(lambda name: _in_folder(root, name), lambda: _folder_fingerprint(root))
-        return
-    try:
-        archive = zipfile.ZipFile(path)
-    except Exception as error:  # zipfile raises many kinds of error on damaged bytes
-        raise DataError(
-            f"{path}: not a complete zip archive ({error}); download it again"
-        ) from error
-    with archive:
-        yield _Files(_archive_reader(path, archive), lambda: fingerprint(path))
-
-
-def _archive_reader(path: Path, archive: zipfile.ZipFile) -> Callable[[str], bytes]:
-    """Reads entries in memory; nothing is ever extracted."""
     entries = {}
     for info in archive.infolist():
         try:
@@ -312,31 +249,6 @@ def _archive_reader(path: Path, archive: zipfile.ZipFile) -> Callable[[str], byt
             raise ValueError(f"{name} cannot be read from the archive ({error})") from error
 
     return read
-
-
-def _in_folder(root: Path, name: str) -> bytes:
-    """A file below the folder; a link that leads out of it is refused."""
-    try:
-        place = (root / name).resolve()
-        if not place.is_relative_to(root):
-            raise ValueError(f"{name} is a link to a place outside {root}")
-        if place.stat().st_size > _LARGEST:
-            raise ValueError(f"{name} is {place.stat().st_size} bytes, too large for this set")
-        return place.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{name} cannot be read ({error.strerror})") from error
-
-
-def _folder_fingerprint(root: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for folder, inner, files in os.walk(root):
-        inner.sort()
-        for name in sorted(files):
-            place = Path(folder) / name
-            status = place.lstat()
-            text = f"{place.relative_to(root)}|{status.st_size}|{status.st_mtime_ns}\n"
-            digest.update(text.encode(errors="surrogateescape"))
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -420,8 +332,8 @@ def member_path(text: str) -> str:
 
 def _row(line: bytes) -> tuple[str, list[float], list[int]]:
     fields = line.split()
-    if len(fields) != _FIELDS:
-        raise ValueError(f"{len(fields)} fields, not {_FIELDS}")
+    if len(fields) != 15:
+        raise ValueError(f"{len(fields)} fields, not 15")
     try:
         text = [field.decode() for field in fields]
     except UnicodeDecodeError:
@@ -456,13 +368,13 @@ def _crop_faces(
     boxes: Mapping[str, Box] | None,
     drop_outside: bool,
     progress: Callable[[int], None] | None,
-) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+) -> tuple[Arrays, dict[str, int]]:
     """Arrays of the rows that could be used, and how many were used and left out, by reason.
 
     Without ``boxes`` whole pictures are taken; landmarks are in [0, 1].
     """
 
-    def face(index: int) -> Face | str:
+    def face(index: int) -> tuple[NDArray[np.uint8], NDArray[np.float64]] | str:
         """The crop and its landmarks, or the option that leaves the row out."""
         path, points, box = table.paths[index], table.landmarks[index], None
         if boxes is not None and (box := boxes.get(path)) is None:
@@ -518,4 +430,4 @@ def _crop_faces(
     return arrays, counts
 
 
-Source("mtfl", clients, "faces: the MTFL archive or folder", ("path", "boxes", "cache")).register()
+Source("mtfl", clients, "faces: the MTFL archive", ("path", "boxes", "cache")).register()

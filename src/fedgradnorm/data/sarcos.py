@@ -15,7 +15,7 @@ import numpy as np
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import DataError, choose
-from fedgradnorm.data._arrays import How, chosen, held_out, scaled
+from fedgradnorm.data._arrays import How, chosen, client_of, held_out, scaled
 from fedgradnorm.data._files.tables import usable
 from fedgradnorm.data._matlab import check_numbers, read_matlab
 from fedgradnorm.data._paths import find_data
@@ -70,12 +70,7 @@ def clients(
         own = drawn if inputs == "shared" else {**drawn, "train": np.sort(order[k::7])}
         y = table[:, 21 + k].astype(np.float32)
         pairs = {split: (table[at, :21], y[at]) for split, at in own.items()}
-        made.append(
-            Client(
-                name, regression(1, name=name), pairs["train"], pairs.get("test"),
-                pairs.get("validation"), columns=INPUTS,
-            )
-        )  # fmt: skip
+        made.append(client_of(name, regression(1, name=name), pairs, columns=INPUTS))
     return scaled(made, scaling)
 
 

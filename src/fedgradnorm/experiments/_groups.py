@@ -235,12 +235,6 @@ class Group:
         return known | {UNKNOWN_SEED - i: run for i, run in enumerate(unknown)}
 
     @property
-    def gamma(self) -> float | None:
-        """The pull toward a common pace, for methods that have one."""
-        gamma = self.whole[0].part("weighting").get("gamma")
-        return float(gamma) if isinstance(gamma, int | float) else None
-
-    @property
     def shared(self) -> bool:
         """Whether its clients share a network, so that their gradients can be balanced."""
         settings = self.whole[0].part("settings") or self.whole[0].part("training")

@@ -36,7 +36,7 @@ def unsent(order: Message) -> Packed:
 
 
 def limits(order: Message) -> Limits:
-    return Limits(largest_answer(asked(order)[1]["shared"].nbytes, 0))
+    return Limits(largest_answer(asked(order)[1]["shared"].nbytes))
 
 
 def asked(order: Message) -> tuple[dict[str, Any], dict[str, Any]]:

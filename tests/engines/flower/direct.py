@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,14 @@ from fedgradnorm._flower.agreement import Agreement, sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.client_session import ClientSession
 from fedgradnorm._flower.coordinator import Coordinator
-from fedgradnorm._flower.federation_file import TaskTerms
-from fedgradnorm._flower.group_heads import GroupHeads, group_heads
-from fedgradnorm._flower.wire.messages import Order, encode, unpack
+from fedgradnorm._flower.wire.messages import (
+    Answer,
+    Order,
+    Refused,
+    decode_answer,
+    encode,
+    unpack,
+)
 from fedgradnorm._flower.wire.transport import Exchange, InMemory
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._round.server import ServerState
@@ -71,6 +77,15 @@ def closed(table: dict[str, Any]) -> bytes:
     return encode({k: v for k, v in table.items() if k not in arrays}, arrays)
 
 
+def answered(client: ClientSession, order: Order) -> Answer:
+    """What a client answers, through the encoded messages of both sides; Refused where nothing."""
+    exchange = Exchange(InMemory({client.name: client.respond}))
+    reply = exchange.ask({client.name: order}, 60.0)[client.name]
+    if not isinstance(reply, bytes):
+        raise Refused(str(reply))
+    return decode_answer(reply, order, client.agreement.scalars, math.inf)
+
+
 class Together:
     """A coordinator and its participants, who can be started anew from their files."""
 
@@ -82,11 +97,10 @@ class Together:
         patience: Patience = ANYBODY,
         bounds: Bounds | None = AS_SERVED,
         clients: Callable[[], Sequence[fgn.Client]] = toys.clients,
-        evaluations: int | None = None,
         **options: Any,
     ) -> None:
         self.clients = {client.name: client for client in clients()}
-        self.settings = Settings(**{**OPTIONS, **options}, patience=evaluations)
+        self.settings = Settings(**{**OPTIONS, **options})
         self.weighting = weighting or fgn.GradNorm()
         self.make, self.folder = make, folder
         assert self.settings.rounds is not None
@@ -102,22 +116,13 @@ class Together:
             **self.settings.server(),
         )
         given = (server, self.names, self.agreement, self.exchange, patience)
-        self.server = self.coordinator(given, bounds)
+        self.server = self.coordinator(given)
 
-    def coordinator(self, given: tuple[Any, ...], bounds: Bounds | None) -> Coordinator:
-        return Coordinator(*given, heads=self._heads(bounds))
+    def coordinator(self, given: tuple[Any, ...]) -> Coordinator:
+        return Coordinator(*given)
 
     def agreed(self, scalars: tuple[str, ...]) -> Agreement:
         return Agreement(self.settings, self.settings.rounds or 0, scalars, "agreed")
-
-    def _heads(self, bounds: Bounds | None) -> GroupHeads | None:
-        """As ``serve`` makes them, from what federation.toml would say of the clients."""
-        tasks: dict[str, TaskTerms] = {}
-        for client in self.clients.values():
-            terms = TaskTerms(client.task.outputs, [])
-            tasks.setdefault(client.task_name, terms).clients.append(client.name)
-        like = next(self.make().parameters()).detach()
-        return group_heads(self.names, tasks, self.settings, 5, like, bounds)
 
     def participant(self, name: str) -> ClientSession:
         return ClientSession(self.make(), self.clients[name], self.agreement, self.folder / name)

@@ -52,8 +52,7 @@ class Hostile:
     ) -> Gathering:
         """Keys and letters."""
         attempt = Attempt.new(self.agreement, run, number, phase)
-        cohort = self.terms.cohort(self.secret.settings, number)
-        at = Gathering(attempt, self.terms.roster, cohort, self.terms.colluders)
+        at = Gathering(attempt, self.terms.roster, self.terms.colluders)
         about = {"run": run, "round": number}
         key = {"attempt": attempt.name, "round": number, "phase": str(phase)}
         for name in names:

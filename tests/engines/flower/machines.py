@@ -21,14 +21,11 @@ from fedgradnorm.experiments._config.config_file import load_config
 
 NAMES = ("class", "value", "side")
 RUN = "machines-fedgradnorm-seed0"
-SHARING = """[keep_best]
-[sharing]
-heads = "task"
+KEEPING = """[keep_best]
 [personalization]
 personalize = { steps = 10, lr = 0.02, what = "network" }
 """
-"""All that clients share besides the network, or keep to themselves; it needs ``TASKS``."""
-TASKS = {"sorting": {"outputs": 2, "clients": ["class", "side"]}}
+"""All that clients keep to themselves."""
 TEXT = """
 name = "machines"
 method = "fedgradnorm"

@@ -53,7 +53,7 @@ class Secret(Together):
         agreed = super().agreed(scalars)
         return Agreement(agreed.settings, agreed.rounds, scalars, "agreed", terms)
 
-    def coordinator(self, given: tuple[Any, ...], *_: Any) -> PrivateCoordinator:
+    def coordinator(self, given: tuple[Any, ...]) -> PrivateCoordinator:
         return PrivateCoordinator(*given)
 
     def participant(self, name: str) -> SecureSumClient:

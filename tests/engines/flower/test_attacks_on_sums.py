@@ -22,9 +22,9 @@ import toys
 from engines.flower.direct import closed
 from engines.flower.hostile import Hostile, Said
 from engines.flower.secret import Secret, five
+from fedgradnorm._flower.agreement import agree
 from fedgradnorm._flower.attendance import Patience, Rules
 from fedgradnorm._flower.private.network_check import NetworkBound
-from fedgradnorm._flower.private.private_terms import PrivateTerms
 from fedgradnorm._flower.private.summing import Summing
 from fedgradnorm._flower.private.verified_sums import chained, sums_of, told, usable, verified
 from fedgradnorm._flower.wire.messages import Order
@@ -32,7 +32,7 @@ from fedgradnorm._flower.wire.transport import Exchange, InMemory
 from fedgradnorm._masking.roster import Unsafe, make_key
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.layout import RESULT, SIGNING
-from masking.crowd import public_keys
+from fedgradnorm.experiments._config.config_file import make_config
 
 NAMES = [client.name for client in five()]
 VICTIM, OTHERS = NAMES[0], NAMES[1:]
@@ -61,26 +61,21 @@ def test_sa1_two_lists_of_survivors(tmp_path):
     """Of 24, thirteen showed keys, five of them to help: 2 t = 18 = 13 + 5 was enough."""
     server = Hostile(Secret(tmp_path, rounds=1, clients=many(24)))
     assert server.terms.colluders == 8
-    with pytest.raises(Said, match="13 clients of the 24 in round 0 showed keys: 18 must"):
+    with pytest.raises(Said, match="13 clients of 24 showed keys in round 0: 18 must"):
         server.prepared([f"c{k:02d}" for k in range(13)])
     assert server.prepared([f"c{k:02d}" for k in range(18)]).least == 14
 
 
 def test_sa2_a_cohort_that_the_server_made_up(tmp_path):
-    """Of 20, eight are drawn: not by the server, which knows two of them."""
-    secret = Secret(tmp_path, rounds=1, clients=many(20), participation=0.4, colluders=2)
-    server = Hostile(secret)
-    drawn = server.terms.cohort(secret.settings, 0)
-    assert len(drawn) == 8
-    others = [n for n in secret.names if n not in drawn]
-    with pytest.raises(Said, match="one in which this client does not participate"):
-        server.prepared([drawn[0], *others[:5]][::-1])
-    with pytest.raises(Said, match="3 clients of the 8 in round 0 showed keys: 6 must"):
-        server.prepared(drawn[:3])
-    keys = {"keys": {"attempt": "x", "round": 0, "phase": "signals"}}
-    accomplice = secret.signers[others[0]]
-    assert server.ask(drawn[0], keys).gives["keys"]["from"] == drawn[0]
-    assert accomplice.name not in drawn
+    """Two accomplices and four others: every round is over all clients of the roster."""
+    server = Hostile(Secret(tmp_path, rounds=1, clients=many(20), colluders=2))
+    with pytest.raises(Said, match="6 clients of 20 showed keys in round 0: 15 must"):
+        server.prepared(server.secret.names[:6])
+    table = {"name": "a", "method": "fedgradnorm", "rounds": 2, "data": {"source": "files"}}
+    table |= {"network": {"name": "mlp", "widths": [4], "inputs": 3}}
+    config = make_config({**table, "server": {"participation": 0.4}})
+    with pytest.raises(fgn.ConfigError, match=r"participation = 0\.4 cannot be run in a private"):
+        agree(config, server.terms)
 
 
 def test_sa3_two_runs_opened_before_either_is_summed(server):
@@ -260,7 +255,7 @@ def test_s5_no_gradients_move_a_coordinate_farther_than_the_bound(name, betas):
 @pytest.mark.parametrize("name", ["sgd", "rmsprop", {"name": "adam", "amsgrad": True}])
 def test_s5_an_optimizer_without_a_bound_is_refused(name):
     with pytest.raises(fgn.ConfigError, match="cannot be used in a private federation"):
-        PrivateTerms(public_keys("abc")).check(Settings(rounds=3, server_optimizer=name), 3)
+        NetworkBound(Settings(rounds=3, server_optimizer=name))
 
 
 def test_sa8_a_key_is_only_where_it_was_made(tmp_path):

@@ -15,7 +15,6 @@ import shared_heads
 import toys
 from engines.flower.direct import OPTIONS, Together
 from fedgradnorm._flower.agreement import check_tuning
-from fedgradnorm._runs import checkpoint
 
 HOW = {"rounds": 8, "lr": 0.2, "eval_every": 2, "keep": "best"}
 TUNING = {"steps": 12, "lr": 0.05, "what": "network"}
@@ -29,9 +28,7 @@ def clients() -> list[fgn.Client]:
 
 
 def served(folder, **how) -> Together:
-    evaluations = how.pop("patience", None)  # the server's own patience is another thing
-    more = {**HOW, **how, "evaluations": evaluations}
-    return Together(folder, fgn.GradNorm(), clients=clients, **more)
+    return Together(folder, fgn.GradNorm(), clients=clients, **{**HOW, **how})
 
 
 def alone(**how) -> fgn.Run:
@@ -60,7 +57,7 @@ def best_alone(name: str, runs: dict[int, fgn.Run]) -> int:
 
 @pytest.mark.parametrize("make", [toys.network, toys.noisy_network])
 def test_each_client_keeps_its_own_best_round(make, tmp_path):
-    how = {"heads": "task", "make": make}
+    how = {"make": make}
     together = served(tmp_path, **how)
     together.run()
     results, runs = together.results(), rounds_alone(2, **how)
@@ -85,9 +82,9 @@ def test_each_client_keeps_its_own_best_round(make, tmp_path):
 @pytest.mark.parametrize("keep", ["best", "own_best"])
 def test_what_a_client_keeps_is_what_one_process_keeps_for_it(keep, tmp_path):
     """A server sees no validation loss, so there "best" is each client's own, too."""
-    together = served(tmp_path, keep=keep, heads="task", personalize=TUNING)
+    together = served(tmp_path, keep=keep, personalize=TUNING)
     together.run()
-    reference = alone(keep="own_best", heads="task", personalize=TUNING)
+    reference = alone(keep="own_best", personalize=TUNING)
     kept = reference.manifest["kept"]["clients"]
     assert len({one["round"] for one in kept.values()}) > 1
     for name, run in together.results().items():
@@ -116,23 +113,6 @@ def test_a_clients_history_has_its_evaluations_and_ends_with_what_is_kept(tmp_pa
         assert kept["last_round"] == 8
 
 
-def test_patience_ends_the_looking_and_not_the_run(tmp_path):
-    results = {}
-    for patience in (None, 1):
-        together = served(tmp_path / f"{patience}", patience=patience, eval_every=1, lr=0.3)
-        together.run()
-        results[patience] = together.results()
-        assert together.server.round == HOW["rounds"]
-    kept = {
-        p: {n: r.manifest["kept"] for n, r in runs.items() if n != "b"}
-        for p, runs in results.items()
-    }
-    assert any(kept[1][name]["round"] < kept[None][name]["round"] for name in kept[1])
-    for name, one in kept[1].items():
-        assert one["last_round"] <= one["round"] + 1
-        assert name in kept[None]
-
-
 def test_a_client_that_sees_few_rounds_looks_when_it_can(tmp_path):
     """It is judged when it is asked for the first time after each interval."""
     plan = [["a", "c"]] + [["c"]] * 2 + [["a", "c"]] * 2 + [["c"]] + [["a"], ["c"]]
@@ -147,7 +127,7 @@ def test_a_client_that_sees_few_rounds_looks_when_it_can(tmp_path):
 
 
 def test_kept_and_tuned_survive_whatever_starts_anew(tmp_path):
-    how = {"heads": "task", "personalize": TUNING, "patience": 2}
+    how = {"personalize": TUNING}
     whole = served(tmp_path / "whole", **dict(how))
     whole.run()
     wanted = whole.results()
@@ -171,7 +151,7 @@ def test_kept_and_tuned_survive_whatever_starts_anew(tmp_path):
 
 @pytest.mark.parametrize("what", ["head", "network", ["2"]])
 def test_tuning_is_that_of_one_process_to_the_bit(what, tmp_path):
-    how = {"personalize": {**TUNING, "what": what}, "keep": "last", "heads": "task"}
+    how = {"personalize": {**TUNING, "what": what}, "keep": "last"}
     together = served(tmp_path, **how)
     together.run()
     reference = alone(**how)
@@ -188,7 +168,7 @@ def test_tuning_is_that_of_one_process_to_the_bit(what, tmp_path):
 
 def test_nothing_of_it_leaves_the_client(tmp_path):
     """An answer to the last order has three numbers and a name, whatever was kept and tuned."""
-    together = served(tmp_path, heads="task", personalize=TUNING)
+    together = served(tmp_path, personalize=TUNING)
     together.run()
     before = len(together.exchange.sent)
     together.server.finish()
@@ -197,21 +177,6 @@ def test_nothing_of_it_leaves_the_client(tmp_path):
     for _, content in finished:
         assert sorted(content) == ["round", "run", "state_round"]
     assert not any("loss" in content for _, content in together.exchange.sent)
-
-
-def test_what_is_kept_is_for_its_owner_and_a_damaged_one_is_looked_for_anew(tmp_path, caplog):
-    together = served(tmp_path)
-    together.run(3)
-    path = tmp_path / "a" / together.server.run / "best.safetensors"
-    assert oct(path.stat().st_mode)[-3:] == "600"
-    assert checkpoint.load(path)["best"]["state"]["shared"].shape == (101,)
-    path.write_bytes(b"half a fi")
-    together.restart("a")
-    with caplog.at_level(logging.WARNING, "fedgradnorm"):
-        together.run()
-    assert "the best is looked for again" in caplog.text
-    rows = [r for r in together.results()["a"].table.rows if r["split"] == "validation"]
-    assert [row["round"] for row in rows] == [3, 4, 6, 8]
 
 
 def test_who_has_no_validation_rows_is_told_that_the_last_state_is_kept(tmp_path, caplog):
@@ -223,8 +188,10 @@ def test_who_has_no_validation_rows_is_told_that_the_last_state_is_kept(tmp_path
 def test_a_loss_that_nothing_compares_with_is_passed_over(tmp_path, caplog):
     together = served(tmp_path)
     participant = together.exchange.participants["a"]
-    real, first = participant.present.validate, iter([{"a": {"loss": float("nan")}}])
-    participant.present.validate = lambda: next(first, None) or real()
+    real, first = participant.engine.evaluate, iter([{"a": {"loss": float("nan")}}])
+    participant.engine.evaluate = lambda shared, split: (
+        (split == "validation" and next(first, None)) or real(shared, split)
+    )
     with caplog.at_level(logging.WARNING, "fedgradnorm"):
         together.run()
     assert "the best round and early stopping compare validation losses" in caplog.text

@@ -18,7 +18,7 @@ import torch
 import fedgradnorm as fgn
 import flat
 import toys
-from engines.flower.direct import Together
+from engines.flower.direct import Together, answered
 from fedgradnorm._flower.federation_file import read_client
 from fedgradnorm._flower.wire.messages import Order, Refused
 from fedgradnorm._privacy.noise import SeededNoise
@@ -80,16 +80,16 @@ def test_the_same_order_gets_the_stored_answer_and_another_one_is_charged(tmp_pa
     name = federation.names[0]
     federation.run(2)
     order = order_of(federation, name)
-    first = federation.exchange.participants[name].answer(order)
+    first = answered(federation.exchange.participants[name], order)
     federation.restart(name)
-    again = federation.exchange.participants[name].answer(order)
+    again = answered(federation.exchange.participants[name], order)
     assert first.update is not None
     assert again.update is not None
     assert torch.equal(first.update, again.update)
     assert first.scalars == again.scalars
     assert spent(federation, name) == [0, 1, 2]
     other = replace(order, shared=order.shared + 1e-7)
-    asked = federation.exchange.participants[name].answer(other)
+    asked = answered(federation.exchange.participants[name], other)
     assert asked.update is not None
     assert float((asked.update - first.update).norm()) > 0.01  # fresh noise
     assert spent(federation, name) == [0, 1, 2, 2]
@@ -120,7 +120,7 @@ def test_a_client_whose_budget_is_spent_is_left_behind_and_still_gets_the_networ
     federation.server.run, federation.server.round = "another", 0  # which begins no new budget
     federation.server.states[name] = 0
     with pytest.raises(Refused, match="budget is spent"):
-        federation.exchange.participants[name].answer(order_of(federation, name))
+        answered(federation.exchange.participants[name], order_of(federation, name))
 
 
 def test_nothing_of_the_terms_leaves_the_client(tmp_path: Path) -> None:

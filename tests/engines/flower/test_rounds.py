@@ -14,7 +14,7 @@ import torch
 import fedgradnorm as fgn
 import flat
 import toys
-from engines.flower.direct import OPTIONS, Together
+from engines.flower.direct import OPTIONS, Together, answered
 from fedgradnorm._federation.heads import baseline_of
 from fedgradnorm._flower.agreement import sent_scalars
 from fedgradnorm._flower.attendance import Patience
@@ -162,7 +162,7 @@ def test_other_settings_and_unknown_rounds_are_refused_by_the_client(tmp_path, c
         for key, value in change.items():
             object.__setattr__(order, key, value)
         with pytest.raises(fgn.FedGradNormError, match=words):
-            participant.answer(order)
+            answered(participant, order)
         order = together.server._order("train", "side")
 
 

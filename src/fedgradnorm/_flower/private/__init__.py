@@ -7,7 +7,4 @@ own_level          a client's own level: the weighting with one row
 secure_sum_client  a client's answers
 summing            one secure sum: two exchanges, three where somebody is lost
 private_rounds     the server's rounds
-noise_shares       client-level privacy: the noise that each client adds, and what it has spent
-noisy_sum_client   a client's answers, with noise
-noisy_rounds       the server's rounds, with noise
 """

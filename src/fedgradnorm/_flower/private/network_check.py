@@ -39,8 +39,7 @@ class NetworkBound:
             raise ConfigError(
                 f"server optimizer {name!r} cannot be used in a private federation: clients check "
                 "that the server moved no coordinate farther than its optimizer can, and only "
-                "'adam' and 'adamw' (without amsgrad) have such a bound; choose one of them, or "
-                "hide whole clients with noise ([server.privacy])"
+                "'adam' and 'adamw' (without amsgrad) have such a bound; choose one of them"
             )
 
     def options(self, round_number: int) -> Mapping[str, Any]:

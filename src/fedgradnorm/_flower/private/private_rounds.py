@@ -26,10 +26,9 @@ from fedgradnorm._flower.private.verified_sums import (
     usable,
 )
 from fedgradnorm._flower.wire.sum_messages import SumAnswer, SumOrder, decode_sum_answer
-from fedgradnorm._flower.wire.transport import Content
-from fedgradnorm._masking.gathering import Gathering, TooFew
+from fedgradnorm._masking.gathering import Gathering
 from fedgradnorm._masking.ring import LIMBS, Words, unpack_vector
-from fedgradnorm._masking.roster import Attempt, Phase, Unsafe, digest, least_shown, threshold
+from fedgradnorm._masking.roster import Attempt, Phase, digest, least_shown, threshold
 from fedgradnorm._masking.subject import Subject
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._training.callbacks import Progress
@@ -56,57 +55,39 @@ class PrivateCoordinator(Coordinator):
         self.chain: list[str] = []  # the digest of each round's sums
         self.ahead: bool | None = None  # whether this round goes without first sums
         self.signals: dict[str, Any] = {}  # this round's first sums, once they are known
-        self.out: set[str] = set()  # whose answers were refused in this round
 
     def weights(self) -> dict[str, float]:
         """Nobody's: only the client knows its weight."""
         return {}
 
-    def cohort(self, round_number: int) -> list[str]:
-        """The participants of a round, as each client finds out by itself."""
-        return self.terms.cohort(self.agreement.settings, round_number)
+    def _asked(self, drawn: list[str]) -> list[str]:
+        return [n for n in super()._asked(drawn) if n in drawn and n not in self.out]
 
-    def threshold(self, clients: int) -> int:
-        """How many of so many clients must be left for a sum."""
-        return threshold(clients, self.terms.colluders)
+    def _least(self, drawn: list[str], asked: list[str]) -> int:
+        """Clients that a sum needs: ``minimum``, or all who still participate, or the threshold."""
+        return max(super()._least(drawn, asked), threshold(len(asked), self.terms.colluders))
 
-    def advance(self) -> Progress:
-        """One round, repeated with new masks while too few are left, then a TrainingError."""
-        cohort, reason = self.cohort(self.round), ""
-        needed = least_shown(len(cohort), self.terms.colluders)
-        for attempt in range(1, self.patience.attempts + 1):
-            asked = [n for n in self._asked(cohort) if n in cohort and n not in self.out]
-            if len(asked) < needed:
-                left = sorted(set(cohort) - set(asked))
-                raise TrainingError(
-                    f"round {self.round + 1}: {len(asked)} of {len(cohort)} clients can be asked, "
-                    f"{needed} are needed; without {', '.join(left)}"
-                )
-            try:
-                return self._private_round(cohort, asked)
-            except (TooFew, Unsafe) as error:
-                reason = str(error)
-            words = "round %d: %s (attempt %d of %d; the next has new masks)"
-            log.warning(words, self.round + 1, reason, attempt, self.patience.attempts)
-            if attempt < self.patience.attempts:
-                self._await(cohort, needed)
-        self.out = set()
-        raise TrainingError(
-            f"round {self.round + 1}: {reason}; check the clients' logs, "
-            "then continue with --resume"
-        )
+    def _needed(self, drawn: list[str], asked: list[str]) -> int:  # noqa: ARG002
+        return least_shown(len(drawn), self.terms.colluders)
 
-    def _private_round(self, cohort: list[str], asked: list[str]) -> Progress:
+    def _attempt(self, drawn: list[str], asked: list[str]) -> Progress:
         """One attempt: the signals' sum, where it is needed, then that of the updates, and a step.
 
         Clients move by this round's first sums, or ahead of them by an earlier round's.
         """
+        needed = self._needed(drawn, asked)
+        if len(asked) < needed:
+            left = ", ".join(sorted(set(drawn) - set(asked)))
+            raise TrainingError(
+                f"round {self.round + 1}: {len(asked)} of {len(drawn)} clients can be asked, "
+                f"{needed} are needed; without {left}"
+            )
         started, exchanges = time.monotonic(), self.summing.exchanges
         able = [n for n in asked if self.before and self.sums.reuses_sums(self.states[n])]
         if self.ahead is None:
             self.ahead = able == asked
         ahead, asked = self.ahead, able if self.ahead else asked
-        least = max(self._least(cohort, asked), self.threshold(len(asked)))
+        least = self._least(drawn, asked)
         network, chain = network_digest(self.server.shared.data), chained("", self.chain)
         if not ahead:
             subject = Subject(network, digest([chain]))
@@ -155,7 +136,7 @@ class PrivateCoordinator(Coordinator):
     def _gathering(self, key: Key) -> Gathering:
         """A new attempt at a sum."""
         attempt = Attempt.new(self.agreement.digest, self.run, *key)
-        return Gathering(attempt, self.terms.roster, self.cohort(key[0]), self.terms.colluders)
+        return Gathering(attempt, self.terms.roster, self.terms.colluders)
 
     def _signals_ask(self, name: str) -> dict[str, Any]:
         return {"part": Phase.SIGNALS, "ahead": False, **self._told_to(name)}
@@ -180,9 +161,8 @@ class PrivateCoordinator(Coordinator):
         number = self.round + 1
         if number >= self.agreement.rounds:
             return None
-        names = [n for n in self.cohort(number) if self.attendance.takes_part(n, number)]
-        after = {name: self.states[name] + (name in self.cohort(self.round)) for name in names}
-        ahead = all(self.sums.reuses_sums(rounds) for rounds in after.values())
+        names = [n for n in self.names if self.attendance.takes_part(n, number)]
+        ahead = all(self.sums.reuses_sums(self.states[name] + 1) for name in names)
         return (number, Phase.UPDATE if ahead else Phase.SIGNALS), names
 
     def _ask(self, asks: Asks) -> Mapping[str, SumAnswer]:
@@ -195,25 +175,13 @@ class PrivateCoordinator(Coordinator):
         updates = one is not None and one["part"] == Phase.UPDATE
         trains = one is not None and (one["part"] == Phase.SIGNALS or one["ahead"])
         sends = shared.clone() if trains or asks.get("finish") else None
-        return SumOrder(*about, asks, sends, len(shared) if updates else 0, len(self.names))
+        return SumOrder(*about, dict(asks), sends, len(shared) if updates else 0, len(self.names))
 
     def _checked(self, name: str, content: bytes, order: Any) -> Any:  # noqa: ARG002
         return decode_sum_answer(content, order)
 
-    def _tried(self, name: str, content: Content, order: Any) -> Any:
-        answer = super()._tried(name, content, order)
-        if isinstance(answer, str):
-            self.out.add(name)
-        return answer
-
     def _read(self, name: str) -> None:
         """An answer that can be read need not be a good one: that is known with the sum."""
-
-    def _refuse(self, name: str, why: str) -> None:
-        """Name, count and leave out whoever sent what does not fit."""
-        self._count(self.refused, name, "answer of %r refused: %s", why)
-        self.out.add(name)
-        self.attendance.missed(name, self.round, refused=True)
 
     def _private_step(self, asked: list[str], at: Gathering, words: Words) -> Progress:
         """g = (sum of weighted updates) / (sum of coefficients), and one step along it."""
@@ -253,7 +221,6 @@ class PrivateCoordinator(Coordinator):
             self.last[name] = self.round
             if name not in self.out:
                 self.attendance.good(name)
-        self.out = set()
 
     def finish(self) -> list[str]:
         """Give everybody who is not shut out the finished network; who has it."""
@@ -271,4 +238,4 @@ class PrivateCoordinator(Coordinator):
         super().load_state_dict(state)
         own = state["private"]
         self.told, self.last, self.before = dict(own["told"]), dict(own["last"]), own["before"]
-        self.chain, self.signals, self.ahead, self.out = list(own["chain"]), {}, None, set()
+        self.chain, self.signals, self.ahead = list(own["chain"]), {}, None

@@ -13,15 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._flower.private.network_check import NetworkBound
 from fedgradnorm._masking.ring import fraction_bits
-from fedgradnorm._masking.roster import Roster, assemble_roster, digest, fingerprint, least_shown
+from fedgradnorm._masking.roster import Roster, assemble_roster, digest, fingerprint
 from fedgradnorm._options import check_options, options_of
-from fedgradnorm._round.participation import participants, some_of
-from fedgradnorm._round.settings import Settings
 from fedgradnorm._toml import read_toml, to_toml
 
-LOOKED_AT = 100  # rounds whose cohorts are looked at before a run
 LEAST_BITS = 24
 """Behind the point of masked vectors: rounding stays under that of float32."""
 
@@ -82,35 +78,6 @@ class PrivateTerms:
     @property
     def _bounds(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("longest", "largest_ratio", "colluders")}
-
-    def cohort(self, settings: Settings, round_number: int) -> list[str]:
-        """The clients of a round, as every client finds out by itself.
-
-        A share of the clients is drawn by the seed and all keys: whoever chooses the seed does not
-        know the keys. The order in the file, which no fingerprint covers, plays no part. Clients
-        that add noise are all asked in every round.
-        """
-        names, share = sorted(self.clients), settings.participation
-        if settings.privacy is not None:
-            return names
-        if isinstance(share, (int, float)):
-            keys = self.roster.digest
-            return some_of(names, float(share), settings.seed, "cohort", keys, round_number)
-        return participants(share, settings.seed, names, round_number)
-
-    def check(self, settings: Settings, rounds: int) -> None:
-        """A ConfigError unless every round has enough clients, and the network can be checked."""
-        if settings.privacy is None:
-            NetworkBound(settings)
-        for number in range(min(rounds, LOOKED_AT)):
-            count = len(self.cohort(settings, number))
-            least = least_shown(count, self.colluders)
-            if count < least:
-                raise ConfigError(
-                    f"round {number + 1} draws {count} of {len(self.clients)} clients, and with "
-                    f"colluders = {self.colluders} in roster.toml it takes {least}: raise "
-                    "participation, or lower colluders"
-                )
 
     def write(self, path: Path) -> None:
         """As TOML."""

@@ -70,8 +70,7 @@ class SecureSumClient:
         self.name, self.like = self.client.name, self.client.like
         self.terms, self.signer = agreement.private, signer
         self.revealed = Revealed(folder / REVEALED)
-        noisy = agreement.settings.privacy is not None  # then the noise protects in every network
-        self.bound = None if noisy else NetworkBound(agreement.settings)
+        self.bound = NetworkBound(agreement.settings)
         self._first_network = self.like.clone()
         weighting.run_seed = agreement.settings.seed
         self.level = OwnLevel(weighting, self.name, self.terms.largest_ratio)
@@ -132,7 +131,6 @@ class SecureSumClient:
             self.terms.roster,
             self.agreement.digest,
             run,
-            cohort=lambda number: self.terms.cohort(self.agreement.settings, number),
             colluders=self.terms.colluders,
             state=json.loads(path.read_text(encoding="utf-8")) if path.exists() else {},
             revealed=self.revealed,
@@ -259,15 +257,14 @@ class SecureSumClient:
             raise Unsafe(f"round {before} was begun, with another network")
         if all(kept.get(key) == value for key, value in about.items()):
             return kept
-        if self.bound is not None:
-            known = kept["shared"] if kept else self._first_network
-            self.bound.check(order.shared, known, max(before, 0), order.round)
-            seen = kept and self.revealed.seen(kept["network"], Phase.UPDATE)
-            if seen and order.state_round <= kept["state_round"]:
-                raise Unsafe(
-                    f"round {order.round} begins from the state before round {before}, whose sum "
-                    "was seen: the difference of the two would show single clients"
-                )
+        known = kept["shared"] if kept else self._first_network
+        self.bound.check(order.shared, known, max(before, 0), order.round)
+        seen = kept and self.revealed.seen(kept["network"], Phase.UPDATE)
+        if seen and order.state_round <= kept["state_round"]:
+            raise Unsafe(
+                f"round {order.round} begins from the state before round {before}, whose sum "
+                "was seen: the difference of the two would show single clients"
+            )
         plain = Order(
             "train", order.run, order.digest, order.round, order.state_round, order.shared
         )
@@ -314,8 +311,8 @@ class SecureSumClient:
     ) -> None:
         """A row of this client's own history, which nobody else has."""
         row = {**batch_row(number + 1, self.name, measured), "weight": measured["weight"]}
-        more = {key: measured[key] for key in ("weight_frozen", "epsilon") if key in measured}
-        OwnHistory(self.folder / order.run).add(state, [{**row, **more}])
+        row["weight_frozen"] = measured["weight_frozen"]
+        OwnHistory(self.folder / order.run).add(state, [row])
 
     def _end(self, order: SumOrder) -> SumAnswer:
         """Keep the network, the head and the history."""

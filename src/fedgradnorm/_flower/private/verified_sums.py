@@ -59,14 +59,13 @@ def told(at: Gathering) -> dict[str, Any]:
 def verified(given: Any, session: Session, sizes: Mapping[Phase, Mapping[str, int]]) -> Sums:
     """The sums; Unsafe unless signed messages of enough clients lead to them.
 
-    Every input was signed over all keys, the cohort and who was asked, so nothing can be added.
+    Every input was signed over all keys, the roster and who was asked, so nothing can be added.
     ``sizes`` are how many numbers each phase has, by kind.
     """
     try:
         phase, number = Phase(given["phase"]), int(given["round"])
         attempt = Attempt(session.agreement, session.run, number, phase, str(given["attempt"]))
-        cohort = session.cohort(number)
-        at = Gathering(attempt, session.roster, cohort, session.colluders)
+        at = Gathering(attempt, session.roster, session.colluders)
         for message in given["keys"]:
             at.add_keys(message["from"], message)
         at.givers = sorted(map(str, given["givers"]))

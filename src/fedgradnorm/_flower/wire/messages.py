@@ -2,7 +2,7 @@
 
 A message is a safetensors file in memory: its arrays by name, and all its plain values as JSON in
 the array ``facts``. Nothing that arrives is trusted: :func:`decode` checks the length before
-anything is unpacked, then the names, then each value against the schema of the message.
+anything is unpacked, then the arrays, then the facts against the fields of the message's class.
 
 The server sends an :class:`Order`, a client returns an :class:`Answer`. Secure sums have their own
 two messages in ``sum_messages``, written with the same codec.
@@ -13,61 +13,49 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
+from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 from fedgradnorm._errors import FedGradNormError
 
 if TYPE_CHECKING:
     from torch import Tensor
+else:  # the SuperLink's process needs no torch
+    Tensor = Any
 
-Kind = Literal["train", "finish"]
 FACTS, SALT = "facts", "salt"
 """The salt is random. The SuperLink stores parts of messages by their content, so nobody may be
 able to guess one and register it before its owner does."""
 SLACK = 4096  # bytes of a message beyond its arrays and long values: names, numbers, shapes
-EACH = 64  # bytes of one number of the facts, beyond its name
+ORDERS = 32 << 10  # the same of an order
 TOLERANCE = 1e-3  # relative, between a gradient norm and the update that it is reported for
 ABSURD = 1e30  # no loss, ratio or length of a running training is as large
+NOT_FACTS = {"shared", "update", "masked", "scalars", "words", "clients"}
+"""Fields that no client or server says in its facts: arrays, what is made of other facts, and what
+the sender alone knows."""
+
+Message = TypeVar("Message")
+Kinds = tuple[str, tuple[int, ...]]
+"""Dtype and shape of an array."""
+Text = Annotated[str, Strict(), Field(max_length=200)]
+Word = Annotated[str, Strict(), Field(pattern="^[A-Za-z0-9]{1,64}$")]
+"""It may be the name of a folder."""
+Count = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
+Number = Annotated[float, Strict(), Field(ge=-ABSURD, le=ABSURD, allow_inf_nan=False)]
+STRICT = ConfigDict(extra="forbid")
 
 
 class Refused(FedGradNormError):
     """A message that was not used; the text says why."""
 
 
-Check = Callable[[str, Any], Any]
-Kinds = tuple[str, tuple[int, ...]]
-"""Dtype and shape of an array."""
-
-
-@dataclass(frozen=True)
-class Schema:
-    """What a message must have: a check for each fact, and an array like each of ``arrays``.
-
-    ``longest`` is how many bytes the facts may have beyond their plain numbers and names.
-    """
-
-    facts: Mapping[str, Check]
-    arrays: Mapping[str, Kinds] = field(default_factory=dict)
-    longest: int = 0
-
-    @property
-    def most(self) -> int:
-        """Bytes of the largest message of this kind."""
-        names = sum(len(name.encode()) + EACH for name in (*self.facts, *self.arrays))
-        return SLACK + self.longest + names + sum(map(_nbytes, self.arrays.values()))
-
-
-def _nbytes(array: Kinds) -> int:
-    return np.dtype(array[0]).itemsize * math.prod(array[1])
-
-
 def like(tensor: Tensor) -> Kinds:
-    """The schema of an array with the dtype and shape of ``tensor``."""
+    """The dtype and shape of ``tensor``."""
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
 
 
@@ -109,15 +97,50 @@ def facts_of(content: bytes) -> dict[str, Any]:
         raise Refused(f"the message cannot be read ({type(error).__name__})") from error
 
 
-def decode(content: bytes, schema: Schema) -> dict[str, Any]:
-    """Facts and arrays of a message by name, checked against ``schema``; arrays are tensors."""
-    if len(content) > schema.most:
-        raise Refused(f"the message has {len(content)} bytes, more than {schema.most}")
-    facts, arrays = unpack(content)
-    same_names("message", {**facts, **arrays}, (*schema.facts, *schema.arrays))
-    same_names("arrays", arrays, tuple(schema.arrays))
-    found = {name: check(name, facts[name]) for name, check in schema.facts.items()}
-    return found | {k: _checked(k, arrays[k], *v) for k, v in schema.arrays.items()}
+def decode(
+    kind: type[Message],
+    content: bytes,
+    most: int,
+    arrays: Mapping[str, Kinds],
+    scalars: Sequence[str] = (),
+    **same: Any,
+) -> Message:
+    """The message of this ``kind``, checked; Refused unless it is exactly what was agreed.
+
+    It has at most ``most`` bytes, an array like each of ``arrays``, a number by each name of
+    ``scalars``, and the values of ``same``.
+    """
+    if len(content) > most:
+        raise Refused(f"the message has {len(content)} bytes, more than {most}")
+    facts, found = unpack(content)
+    same_names("message", {name: 0 for name in NOT_FACTS if name in facts}, ())
+    same_names("arrays", found, tuple(arrays))
+    values: dict[str, Any] = {k: _checked(k, found[k], *v) for k, v in arrays.items()}
+    if "scalars" in (one.name for one in fields(kind)):  # type: ignore[arg-type]
+        values["scalars"] = {name: facts.pop(name) for name in scalars if name in facts}
+        same_names("message", values["scalars"], scalars)
+    message = validated(kind, {**facts, **values})
+    for name, value in same.items():
+        if (said := getattr(message, name)) != value:
+            raise Refused(f"{name}: {str(said)[:40]!r} instead of {value!r}")
+    return message
+
+
+def validated(kind: type[Message], table: Mapping[str, Any]) -> Message:
+    """What ``kind`` makes of a table; Refused with the first thing that is wrong."""
+    wanted: Any = kind
+    try:
+        found: Message = _adapter(wanted).validate_python(table)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part)[:40] for part in first["loc"]).removeprefix("scalars.")
+        raise Refused(f"{where}: {first['msg'][:100]}") from None
+    return found
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def _checked(name: str, values: Any, dtype: str, shape: tuple[int, ...]) -> Any:
@@ -155,180 +178,90 @@ def same_names(what: str, table: Mapping[str, Any], wanted: Sequence[str]) -> No
         raise Refused(f"{what}: missing or not agreed on: {names}")
 
 
-def text(name: str, value: Any, longest: int = 200) -> str:
-    if not isinstance(value, str) or len(value) > longest:
-        raise Refused(f"{name}: not a text of at most {longest} characters")
-    return value
-
-
-def word(name: str, value: Any) -> str:
-    """A text that may be the name of a folder."""
-    if not text(name, value, 64).isalnum():
-        raise Refused(f"{name}: not a plain word")
-    return str(value)
-
-
-def count(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise Refused(f"{name}: not a whole number >= 0")
-    return value
-
-
-def exactly(wanted: Any, name: str, value: Any) -> Any:
-    if value != wanted or type(value) is not type(wanted):
-        raise Refused(f"{name}: {str(value)[:40]!r} instead of {wanted!r}")
-    return value
-
-
-def table(name: str, value: Any) -> dict[str, Any]:
-    """A table whose content is checked by whoever reads it."""
-    if not isinstance(value, dict):
-        raise Refused(f"{name}: not a table")
-    return value
-
-
-def _number(name: str, value: Any) -> float:
-    if type(value) in (int, float) and -ABSURD <= value <= ABSURD:  # not so for NaN
-        return float(value)
-    raise Refused(f"{name}: not a finite number of at most {ABSURD:.0e}")
-
-
-def weight(name: str, value: Any) -> float | None:
-    """A number; None before the client's first round."""
-    return None if value is None else _number(name, value)
-
-
-def possible(name: str, value: Any) -> float:
-    """A number that an honest client can have computed.
-
-    A loss of 0 is possible, and so is its ratio. A custom loss may be negative, but then it has no
-    ratio: choose a method that needs none.
-    """
-    number = _number(name, value)
-    if name in ("loss_ratio", "grad_norm") and number < 0:
-        raise Refused(f"{name}: {number:.3g} is negative")
-    if name == "size" and not (number >= 1 and number.is_integer()):
-        raise Refused(f"size: {number:.6g} is not a whole number >= 1")
-    return number
-
-
 @dataclass(frozen=True)
 class Order:
     """A server's request to one client.
 
     ``digest`` identifies the agreed settings, ``state_round`` how many rounds the client has
-    completed according to the server, ``weight`` its weight after the last one. ``head`` is the
-    shared head of the client's ``group``; None where its head is personal.
+    completed according to the server, ``weight`` its weight after the last one.
     """
 
-    kind: Kind
-    run: str
-    digest: str
-    round: int
-    state_round: int
+    __pydantic_config__ = STRICT
+
+    kind: Literal["train", "finish"]
+    run: Word
+    digest: Text
+    round: Count
+    state_round: Count
     shared: Tensor
-    group: str = ""
-    head: Tensor | None = None
-    weight: float | None = None
+    weight: Number | None = None
 
     def encoded(self) -> bytes:
         names = ("kind", "run", "digest", "round", "state_round", "weight")
-        facts = {name: getattr(self, name) for name in names}
-        arrays = {"shared": self.shared}
-        if self.head is not None:
-            facts["group"], arrays["head"] = self.group, self.head
-        return encode(facts, arrays)
+        return encode({name: getattr(self, name) for name in names}, {"shared": self.shared})
 
     def room(self) -> int:
         """Bytes of the largest answer."""
-        head = 0 if self.head is None else self.head.nbytes
-        return largest_answer(self.shared.nbytes, head)
+        return largest_answer(self.shared.nbytes)
 
 
-def largest_answer(update: int, head: int) -> int:
-    """Bytes of the largest answer with an update and a head of so many bytes."""
-    return 2 * SLACK + update + head
+def largest_answer(update: int) -> int:
+    """Bytes of the largest answer with an update of so many bytes."""
+    return 2 * SLACK + update
 
 
-def order_schema(shared: Tensor, group: str = "", head: Tensor | None = None) -> Schema:
-    """What an order must have; ``shared`` and ``head`` are tensors like those in it."""
-    facts: dict[str, Check] = {
-        "kind": _kind, "run": word, "digest": text, "round": count, "state_round": count,
-        "weight": weight,
-    }  # fmt: skip
-    arrays = {"shared": like(shared)}
-    if head is not None:
-        facts["group"], arrays["head"] = partial(exactly, group), like(head)
-    return Schema(facts, arrays, longest=16 << 10)
-
-
-def _kind(name: str, value: Any) -> str:
-    if value not in ("train", "finish"):
-        raise Refused(f"{name}: unknown kind {str(value)[:20]!r}")
-    return str(value)
-
-
-def decode_order(
-    content: bytes, shared: Tensor, group: str = "", head: Tensor | None = None
-) -> Order:
-    """The order, checked; ``shared`` is a tensor like the network.
-
-    A head may be in it only where the client has agreed to share its own: then ``head`` is a tensor
-    like it, and ``group`` the name of those to share it with.
-    """
-    if head is not None and "group" not in facts_of(content):
-        head = None  # nobody else of its group participates
-    found = decode(content, order_schema(shared, group, head))
-    return Order(**found)
+def decode_order(content: bytes, shared: Tensor) -> Order:
+    """The order, checked; ``shared`` is a tensor like the network."""
+    return decode(Order, content, ORDERS + shared.nbytes, {"shared": like(shared)})
 
 
 @dataclass(frozen=True)
 class Answer:
     """A client's reply: the update and the agreed scalars; ``state_round`` is its new state's.
 
-    ``head`` is present where the order had one. An answer to ``finish`` has none of them.
+    An answer to ``finish`` has neither.
     """
 
-    run: str
-    round: int
-    state_round: int
+    __pydantic_config__ = STRICT
+
+    run: Word
+    round: Count
+    state_round: Count
     update: Tensor | None = None
-    scalars: Mapping[str, float] = field(default_factory=dict)
-    group: str = ""
-    head: Tensor | None = None
+    scalars: Mapping[str, Number] = field(default_factory=dict)
 
 
 def encode_answer(answer: Answer) -> bytes:
     facts = {"run": answer.run, "round": answer.round, "state_round": answer.state_round}
-    arrays: dict[str, Tensor] = {}
-    if answer.update is not None:
-        arrays["update"] = answer.update
-    if answer.head is not None:
-        facts["group"], arrays["head"] = answer.group, answer.head
+    arrays = {} if answer.update is None else {"update": answer.update}
     return encode({**facts, **answer.scalars}, arrays)
 
 
 def decode_answer(content: bytes, order: Order, scalars: Sequence[str], longest: float) -> Answer:
     """The answer to ``order``, checked: names, types, shape, round, finiteness, length."""
     training = order.kind == "train"
-    names = tuple(scalars) if training else ()
-    head = order.head if training else None
-    facts: dict[str, Check] = {
-        "run": partial(exactly, order.run),
-        "round": partial(exactly, order.round),
-        "state_round": partial(exactly, order.state_round + training),
-        **dict.fromkeys(names, possible),
-    }
     arrays = {"update": like(order.shared)} if training else {}
-    if head is not None:
-        facts["group"], arrays["head"] = partial(exactly, order.group), like(head)
-    found = decode(content, Schema(facts, arrays, longest=SLACK))
-    for what in arrays:
-        length = float(found[what].double().norm())
-        if length > longest:
-            raise Refused(f"its {what} has length {length:.3g}, over the {longest:.3g} allowed")
-    own = {name: found.pop(name) for name in names}
-    return Answer(**found, scalars=own)
+    names = scalars if training else ()
+    about = {"run": order.run, "round": order.round, "state_round": order.state_round + training}
+    answer = decode(Answer, content, order.room(), arrays, names, **about)
+    for name, number in answer.scalars.items():
+        _check_possible(name, number)
+    length = 0.0 if answer.update is None else float(answer.update.double().norm())
+    if length > longest:
+        raise Refused(f"its update has length {length:.3g}, over the {longest:.3g} allowed")
+    return answer
+
+
+def _check_possible(name: str, number: float) -> None:
+    """Refuse a number that no honest client can have computed.
+
+    A loss of 0 is possible, and so is its ratio. A custom loss may be negative, but then it has no
+    ratio: choose a method that needs none.
+    """
+    if name in ("loss_ratio", "grad_norm") and number < 0:
+        raise Refused(f"{name}: {number:.3g} is negative")
+    if name == "size" and not (number >= 1 and number.is_integer()):
+        raise Refused(f"size: {number:.6g} is not a whole number >= 1")
 
 
 def check_grad_norm(update: Tensor, reported: float, norm_layer: Tensor) -> None:

@@ -9,35 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fedgradnorm._flower.wire.messages import (
     SLACK,
-    Check,
+    STRICT,
+    Count,
     Refused,
-    Schema,
-    count,
+    Text,
+    Word,
     decode,
     encode,
-    exactly,
     like,
     same_names,
-    table,
-    text,
     unpack,
-    word,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-KIND = "private"
+    Words = npt.NDArray[np.uint64]
+else:
+    Tensor = Words = Any
+
+KIND: Literal["private"] = "private"
 PER_CLIENT = 2048  # bytes of an answer's table for each client of the federation, at most
+LONGEST = 1 << 30  # bytes of an order
 MASKED = "masked"
+ANSWERED = ("keys", "letters", "input", "agree", "reveal")
+"""What an answer has an entry for, where it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -45,23 +48,25 @@ class SumOrder:
     """What the server asks of a client in a private federation.
 
     ``state_round`` as in a plain one. ``words`` is the length of the vector that is masked, and
-    ``clients`` how many there are: both bound the answer.
+    ``clients`` how many there are: both bound the answer, and are not sent.
     """
 
-    run: str
-    digest: str
-    round: int
-    state_round: int
-    asks: Mapping[str, Any]
+    __pydantic_config__ = STRICT
+
+    run: Word
+    digest: Text
+    round: Count
+    state_round: Count
+    asks: dict[str, Any]
     shared: Tensor | None = None
     words: int = 0
     clients: int = 0
+    kind: Literal["private"] = KIND
 
     def encoded(self) -> bytes:
-        names = ("run", "digest", "round", "state_round")
-        facts = {name: getattr(self, name) for name in names}
+        names = ("kind", "run", "digest", "round", "state_round", "asks")
         arrays = {} if self.shared is None else {"shared": self.shared}
-        return encode({"kind": KIND, **facts, "asks": dict(self.asks)}, arrays)
+        return encode({name: getattr(self, name) for name in names}, arrays)
 
     def room(self) -> int:
         """Bytes of the largest answer: a masked vector, and a table."""
@@ -72,11 +77,13 @@ class SumOrder:
 class SumAnswer:
     """What a client answers: what was asked for, by the same names, and a masked vector."""
 
-    run: str
-    round: int
-    state_round: int
+    __pydantic_config__ = STRICT
+
+    run: Word
+    round: Count
+    state_round: Count
     gives: Mapping[str, Any]
-    masked: npt.NDArray[np.uint64] | None = None
+    masked: Words | None = None
 
 
 def decode_sum_order(content: bytes, shared: Tensor) -> SumOrder:
@@ -87,14 +94,8 @@ def decode_sum_order(content: bytes, shared: Tensor) -> SumOrder:
             "this client participates in a private federation, and the server asks for a plain "
             "answer: it would see this client's own update"
         )
-    checks: dict[str, Check] = {
-        "kind": partial(exactly, KIND), "run": word, "digest": text, "round": count,
-        "state_round": count, "asks": table,
-    }  # fmt: skip
     kinds = {"shared": like(shared)} if "shared" in arrays else {}
-    found = decode(content, Schema(checks, kinds, longest=1 << 30))
-    del found["kind"]
-    return SumOrder(**found)
+    return decode(SumOrder, content, LONGEST, kinds)
 
 
 def encode_sum_answer(answer: SumAnswer) -> bytes:
@@ -105,18 +106,9 @@ def encode_sum_answer(answer: SumAnswer) -> bytes:
 
 def decode_sum_answer(content: bytes, order: SumOrder) -> SumAnswer:
     """The answer to ``order``, checked as far as can be: masked words say nothing."""
-    checks: dict[str, Check] = {
-        "run": partial(exactly, order.run),
-        "round": partial(exactly, order.round),
-        "state_round": partial(exactly, order.state_round),
-        "gives": table,
-    }
-    kinds = {MASKED: ("uint64", (order.words,))} if order.words else {}
-    longest = PER_CLIENT * (order.clients + 2)
-    found = decode(content, Schema(checks, kinds, longest=longest))
-    same_names("answer", found["gives"], [name for name in order.asks if name in ANSWERED])
-    return SumAnswer(order.run, order.round, order.state_round, found["gives"], found.get(MASKED))
-
-
-ANSWERED = ("keys", "letters", "input", "agree", "reveal")
-"""What an answer has an entry for, where it was asked for."""
+    arrays = {MASKED: ("uint64", (order.words,))} if order.words else {}
+    about: dict[str, Any] = {"run": order.run, "round": order.round}
+    about["state_round"] = order.state_round
+    answer = decode(SumAnswer, content, order.room(), arrays, **about)
+    same_names("answer", answer.gives, [name for name in order.asks if name in ANSWERED])
+    return answer

@@ -84,13 +84,13 @@
     const level = panel.reference;
     const rule = { type: "line", xref: "paper", x0: 0, x1: 1, y0: level, y1: level, layer: "below",
                    line: { color: css("--soft"), width: 1, dash: "3px,3px" } };
-    const stamp = { text: data.synthetic, showarrow: false, xref: "paper", yref: "paper", x: 1, y: 1,
-                    xanchor: "right", yanchor: "top", font: { size: 10, color: css("--soft") } };
+    const below = (title) => ({ text: text(title) + (data.synthetic ? ` (${data.synthetic.toLowerCase()})` : ""),
+                               standoff: 4, font: { size: 11, color: css("--soft") } });
     const along = { ...axis, nticks: 6, rangemode: "tozero", showgrid: false, ticks: "outside", ticklen: 3,
-                    tickcolor: css("--faint"), title: { text: "epoch", standoff: 4, font: { size: 11, color: css("--soft") } } };
+                    tickcolor: css("--faint"), title: below("epoch") };
     if (panel.x) {
       Object.assign(along, { type: panel.x.log ? "log" : "linear", rangemode: "normal", tickvals: panel.x.values, ticktext: panel.x.names, tickangle: -45 });
-      along.title = { ...along.title, text: text(panel.x.title) };
+      along.title = below(panel.x.title);
     }
     return {
       width: element.clientWidth, height: element.clientHeight,
@@ -100,7 +100,7 @@
       hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--faint"), font: { color: css("--ink") }, namelength: -1 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") },
       xaxis: along,
-      yaxis: y, annotations: data.synthetic ? [stamp] : [], shapes: level === null || level === undefined ? [] : [rule],
+      yaxis: y, shapes: level === null || level === undefined ? [] : [rule],
     };
   }
 

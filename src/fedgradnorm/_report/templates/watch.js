@@ -1,7 +1,7 @@
 "use strict";
 // Shows what /events sends. Names of runs and clients are only ever set as text, never as HTML.
 
-const MOST_SHOWN = 8, AUTOMATIC = innerWidth < 760 ? 2 : 4, MOST_POINTS = 3000; // the server refuses and sends as much
+const MOST_SHOWN = 8, AUTOMATIC = innerWidth < 760 ? 2 : 4, MOST_POINTS = 3000; // of a curve; the server shows as many runs
 const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3]];
 const QUANTITIES = [
   { id: "loss", title: "Training loss", keys: ["loss", "train"], log: true },
@@ -114,11 +114,11 @@ function takePoints({ run, reset, clients, curves }) {
     if (!mine.curves.has(key)) mine.curves.set(key, { client, quantity, x: [], y: [] });
     const curve = mine.curves.get(key);
     for (let i = 0; i < x.length; i++) { curve.x.push(x[i]); curve.y.push(y[i]); }
-    if (curve.x.length >= MOST_POINTS) thin(curve);
+    while (curve.x.length >= MOST_POINTS) thin(curve);
   }
 }
 
-// As in the server: of every four points the lowest and the highest, and the last of all.
+// Of every four points the lowest and the highest, and the last of all.
 function thin(curve) {
   const kept = [], { x, y } = curve, last = x.length - 1;
   for (let start = 0; start <= last; start += 4) {
@@ -217,12 +217,12 @@ function showRuns() {
 
 // ---- federations: what the server's own status file says --------------------------------------
 const BOARD = [
-  ["connected", (one) => (one.connected ? "yes" : "no")],
+  ["connected", (one, silent) => (silent ? "unknown" : one.connected ? "yes" : "no")],
   ["last seen", (one) => (one.seen === null ? "–" : `${duration(Math.max(0, now() - one.seen))} ago`)],
   ["round time", (one) => (one.seconds === null ? "–" : `${one.seconds.toFixed(2)} s`)],
   ["MB", (one) => (one.bytes / 1e6).toFixed(2)], ["rounds", (one) => String(one.rounds)],
   ["weight", (one) => number(one.weight)], ["left out", (one) => String(one.left_out)],
-  ["refused", (one) => String(one.refused)], ["bounded", (one) => String(one.bounded)], ["state", (one) => one.state],
+  ["refused", (one) => String(one.refused)], ["bounded", (one) => String(one.bounded)], ["state", (one) => one.state || "–"],
 ];
 function showBoards() {
   const place = $("boards");
@@ -243,13 +243,17 @@ function showBoards() {
     const spent = board.epsilon === null ? "" : `, epsilon ${number(board.epsilon)} spent`;
     const here = board.federation === "." ? "" : ` ${board.federation}`;
     write(place.querySelector(`#board-${n}`), `Federation${here}`);
-    const stage = board.round >= board.rounds ? "finished" : board.stage;
+    // The server writes after every round: while it waits for a client, it is as silent as when it has stopped.
+    const age = Math.max(0, now() - board.seconds_since_1970), done = board.round >= board.rounds;
+    const silent = !done && age > Math.max(15, 3 * Math.max(0, ...board.clients.map((one) => one.seconds)));
+    const stage = done ? "finished" : silent ? "no news: the server waits for a client, or has stopped" : board.stage;
+    place.children[3 * n + 1].className = silent ? "bad" : "soft";
     write(place.children[3 * n + 1], `${stage}: round ${board.round} of ${board.rounds}${spent}; status written ` +
-      `${duration(Math.max(0, now() - board.seconds_since_1970))} ago`);
+      `${duration(age)} ago`);
     board.clients.forEach((one, k) => {
       const cells = place.children[3 * n + 2].querySelectorAll("tbody tr")[k].children;
       write(cells[0], one.client);
-      BOARD.forEach(([, text], column) => write(cells[column + 1], text(one)));
+      BOARD.forEach(([, text], column) => write(cells[column + 1], text(one, silent)));
     });
   });
 }
@@ -615,7 +619,7 @@ function listen(canvas, key) {
 // ---- the table of latest values ----------------------------------------------------------------
 const COLUMNS = [
   ["client", "client"], ["run", "run"], ["score", "held-out score"], ["constant", "constant baseline"],
-  ["held", "held-out loss"], ["loss", "training loss"], ["weight", "weight"],
+  ["held", "held-out loss"], ["loss", "training loss"], ["ratio", "loss ratio"], ["weight", "weight"],
 ];
 function latest(run, client) {
   const metric = metricOf(run, client);
@@ -623,7 +627,7 @@ function latest(run, client) {
     const curve = curveOf(run, client, QUANTITIES.find((quantity) => quantity.id === id));
     return curve ? curve.y[curve.y.length - 1] : null;
   };
-  return { client, run, name: metric ? metric.metric : "", loss: last("loss"), held: last("held"), score: last("score"),
+  return { client, run, name: metric ? metric.metric : "", loss: last("loss"), held: last("held"), score: last("score"), ratio: last("ratio"),
            constant: metric && metric.metric !== "loss" ? metric.constant : null, weight: last("weight") };
 }
 function compare(a, b) {
@@ -666,7 +670,13 @@ function showTable() {
     tr.cells[1].firstChild.style.background = `var(${runColour(row.run)})`;
     write(tr.cells[1].lastChild, nameOf(row.run));
     const score = row.score === null ? "–" : `${percent ? "" : `${shortName(row.name)} `}${number(row.score, percent)}`;
-    [score, number(row.constant, percent), number(row.held), number(row.loss), number(row.weight)].forEach((text, k) => write(tr.cells[k + 2], text));
+    [score, number(row.constant, percent), number(row.held), number(row.loss), number(row.ratio), number(row.weight)].forEach((text, k) => write(tr.cells[k + 2], text));
+  });
+  // A federation's server knows no losses, and a run here needs no ratios.
+  const known = (id) => rows.some((row) => row[id] !== null);
+  COLUMNS.slice(2).forEach(([id], k) => {
+    const gone = !known(id) || (id === "ratio" && known("loss"));
+    for (const tr of [head, ...body.rows]) tr.cells[k + 2].hidden = gone;
   });
 }
 

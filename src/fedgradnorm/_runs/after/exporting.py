@@ -48,8 +48,7 @@ class Deployed(nn.Module):
         """What ``run.predict(..., outputs=True)`` gives."""
         raw = x if self.encoding is None else self.encoding.encode(x)
         scaled = raw if self.scaling is None else self.scaling.scale_inputs(raw)
-        arranged = scaled if self.encoding is None else self.encoding.arranged(scaled)
-        values = as_input(arranged, self.network, x.device, self.stem)
+        values = as_input(scaled, self.network, x.device, self.stem)
         output: Tensor = self.head(call(with_stem(self.stem, self.network), values))
         return in_target_units(self.client, output)
 
@@ -162,8 +161,8 @@ def _made_up(run: Run, name: str) -> Tensor:
 
 def _row_form(run: Run, name: str) -> list[int] | None:
     """The shape of a row, where it is known; a ConfigError unless a row is one tensor."""
-    row, encoding = run.manifest["clients"][name].get("inputs"), run.clients[name].encoding
-    if encoding is None and isinstance(row, dict):
+    row = run.manifest["clients"][name].get("inputs")
+    if isinstance(row, dict):
         raise ConfigError(
             f"client {name!r} cannot be exported: its rows are named inputs or sequences, and a "
             "program takes one table of numbers; use run.predict, or run.networks and run.heads"
@@ -175,8 +174,6 @@ def _row_form(run: Run, name: str) -> list[int] | None:
 def _made_up_codes(column: dict[str, Any]) -> Tensor:
     """A column of codes: numbers, categories and times that are known, and no gaps."""
     turns = torch.arange(2 * ROWS, dtype=torch.float64)
-    if column["kind"] == "id":
-        return torch.zeros_like(turns)
     most = len(column.get("categories", ()))
     return turns % most if most else turns
 

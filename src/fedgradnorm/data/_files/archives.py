@@ -1,4 +1,4 @@
-"""NumPy archives: one array of inputs or several, and those of targets."""
+"""NumPy archives: an array of inputs, and those of targets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.lib.npyio import NpzFile
 
-from fedgradnorm._checks import shown
-from fedgradnorm._errors import ConfigError, DataError, choose
+from fedgradnorm._errors import DataError
 from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._files.tables import (
@@ -21,11 +19,9 @@ from fedgradnorm.data._files.tables import (
     missing_name,
     opened,
     reason_of,
-    text_of,
     usable,
 )
 from fedgradnorm.data._files.target import Target
-from fedgradnorm.models._input_rows import Fields, Sequences, sequences
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,81 +31,34 @@ COPIES = 2  # in memory at a time: the array as it is in the file, and its rows 
 
 @dataclass(frozen=True)
 class Arrays:
-    """The names of the arrays in an .npz archive, an HDF5 file or a folder of .npy files.
+    """The names of the arrays in an .npz archive or a folder of .npy files.
 
     Args:
         x_key: name of the array of inputs.
         y_key: name of the array of targets.
-        lengths: array of an .npz archive that says how many steps of each row of x are real; a
-            table of such for named inputs.
     """
 
     x_key: str = "x"
     y_key: str = "y"
-    lengths: str | Mapping[str, str] | None = None
-
-    def inputs(self, path: Path, named: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-        """The array of each input, by its name; of one without a name it is empty."""
-        for name, arrays in named.items():
-            if len(arrays) != 1:
-                raise ConfigError(
-                    f"{path}: inputs: {name} is {list(arrays)}; in an archive it is one array, "
-                    f"such as {name} = {arrays[0]!r}"
-                )
-        return {name: arrays[0] for name, arrays in named.items()} or {"": self.x_key}
-
-    def sizes(self, inputs: Mapping[str, str]) -> dict[str, str]:
-        """The array of lengths of each input that has one."""
-        given = {"": self.lengths} if isinstance(self.lengths, str) else dict(self.lengths or {})
-        for name in given:
-            if name not in inputs:
-                way = f"lengths = {{ {next(iter(inputs)) or 'name'} = ... }}"
-                raise ConfigError(f"lengths must name inputs, {way}, not {shown(self.lengths)}")
-        return given
 
 
 def rows_from_npz(
-    path: Path,
-    which: Arrays,
-    named: Mapping[str, tuple[str, ...]],
-    ids: Collection[str],
-    targets: Mapping[str, Target],
-    bad: BadRows[int],
+    path: Path, which: Arrays, targets: Mapping[str, Target], bad: BadRows[int]
 ) -> FileRows:
-    """Inputs and targets of an ``.npz`` file; pickled objects are never loaded.
-
-    ``named`` are the arrays of inputs that have names, ``ids`` those of whole numbers that a
-    network looks up.
-    """
-    inputs = which.inputs(path, named)
-    sizes = which.sizes(inputs)
-    for name in ids:
-        choose(name, (*inputs, *inputs.values()), "array in ids")
+    """Inputs and targets of an ``.npz`` file; pickled objects are never loaded."""
     keys = {key: target.y_key or which.y_key for key, target in targets.items()}
-    arrays = read_arrays(path, [*inputs.values(), *sizes.values(), *keys.values()])
-    y_key = next(iter(keys.values()))
-    rows = arrays[y_key]
+    arrays = read_arrays(path, [which.x_key, *keys.values()])
+    given = arrays[which.x_key]
     for key, one in arrays.items():
-        if one.ndim == 0 or rows.ndim == 0 or len(one) != len(rows):
+        if one.ndim == 0 or given.ndim == 0 or len(one) != len(given):
             raise DataError(
-                f"{path}: {key!r} has shape {one.shape}, {y_key!r} {rows.shape}; they need one row "
-                "per sample each"
+                f"{path}: {which.x_key!r} has shape {given.shape}, {key!r} {one.shape}; they need "
+                "one row per sample each"
             )
-        if one.size == 0 or rows.size == 0:
-            raise DataError(f"{path}: {key!r} or {y_key!r} is empty, no rows left to use")
-    parts: dict[str, Any] = {}
-    for name, key in inputs.items():
-        array = arrays[key]
-        if name in ids or key in ids:
-            parts[name] = _whole(path, key, array)
-        else:
-            column = array.ndim == 1 and not name  # the one input, with one number a row
-            parts[name] = _floats(path, key, array[:, None] if column else array)
-            _report_bad(parts[name], key, bad)
-        if name in sizes:
-            parts[name] = _with_lengths(path, key, parts[name], sizes[name], arrays[sizes[name]])
-    tensors = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in parts.items()}
-    x = parts[""] if "" in parts else Fields(tensors)
+        if one.size == 0:
+            raise DataError(f"{path}: {key!r} is empty, no rows left to use")
+    x = _floats(path, which.x_key, given[:, None] if given.ndim == 1 else given)
+    _report_bad(x, which.x_key, bad)
     return array_rows(
         path, x, {key: arrays[name] for key, name in keys.items()}, keys, targets, bad
     )
@@ -125,43 +74,17 @@ def array_rows(
 ) -> FileRows:
     """Rows with the targets of each task from its array, which the file calls as in ``keys``."""
     y: dict[str, Any] = {}
-    texts: dict[str, tuple[str, ...]] = {}
     for key, target in targets.items():
         name, array = keys[key], np.asarray(arrays[key])
-        if target.reads_texts and target.form:
-            y[key], texts[key] = _label_codes(path, name, array, target.form)
-        elif target.reads_texts:
-            y[key] = _labels(path, name, array, bad)
+        if target.reads_texts:
+            y[key] = _labels(path, name, array, target.form)
+            if array.dtype.kind == "f":
+                _report_bad(y[key], name, bad, gaps=True)
         else:
             numbers = _floats(path, name, array).astype(np.float64)
             y[key] = numbers if target.form else numbers.reshape(len(array), -1)
             _report_bad(numbers, name, bad, gaps=True)
-    return FileRows(x, y, array_places(len(x), bad), label_texts=texts)
-
-
-def _with_lengths(
-    path: Path, key: str, array: NDArray[Any], size_key: str, given: NDArray[Any]
-) -> Sequences:
-    lengths = _whole(path, size_key, given)
-    longest = array.shape[1] if array.ndim > 1 else 0
-    wrong = np.flatnonzero((lengths.reshape(len(array), -1)[:, 0] > longest) | (lengths.min() < 1))
-    if lengths.ndim != 1 or len(wrong):
-        row = int(wrong[0]) if len(wrong) else 0
-        raise DataError(
-            f"{path}, data row {row + 1}: array {size_key!r} must hold how many of the {longest} "
-            f"steps of a row of {key!r} are real, from 1 on, not {shown(lengths[row].tolist())}"
-        )
-    return sequences(array, lengths)
-
-
-def _whole(path: Path, key: str, array: NDArray[Any]) -> NDArray[np.int64]:
-    """Ids or lengths: whole numbers of at least 0."""
-    fits = array.dtype.kind in "iu" or (
-        array.dtype.kind == "f" and bool((array == np.floor(array)).all())
-    )
-    if not fits or (array.size and array.min() < 0):
-        raise DataError(f"{path}: array {key!r} must hold whole numbers of at least 0")
-    return array.astype(np.int64)
+    return FileRows(x, y, array_places(len(x), bad))
 
 
 def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -220,37 +143,15 @@ def _report_bad(values: NDArray[Any], key: str, bad: BadRows[int], *, gaps: bool
         bad.add(row + 1, f"array {key!r} holds {value}", f"data row {row + 1}")
 
 
-def _labels(path: Path, key: str, y: NDArray[Any], bad: BadRows[int]) -> NDArray[Any]:
-    if y.ndim == 2 and y.shape[1] == 1:
+def _labels(path: Path, key: str, y: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array of labels, one for each row or each position of it."""
+    if not shape and y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.ndim != 1 or y.dtype.kind not in "fiubUS":
-        mask = f"; for a label at each place say shape = {list(y.shape[1:])}" if y.ndim > 1 else ""
-        raise DataError(
-            f"{path}: array {key!r} must hold one label per row, not {y.dtype} of shape "
-            f"{y.shape}{mask}"
-        )
-    if y.dtype.kind == "f":
-        _report_bad(y[:, None], key, bad, gaps=True)
-    return np.array(_texts(y), dtype=object)
-
-
-def _texts(labels: NDArray[Any]) -> list[str]:
-    if labels.dtype.kind == "S":
-        labels = np.char.decode(labels, "utf-8", "replace")
-    return [text_of(label) for label in labels.tolist()]
-
-
-def _label_codes(
-    path: Path, key: str, y: NDArray[Any], shape: tuple[int, ...]
-) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """Labels at each place as numbers of distinct texts; NaN where there is none."""
     if y.shape[1:] != shape or y.dtype.kind not in "fiubUS":
+        wanted = f"labels of shape {shape} a row" if shape else "one label per row"
+        mask = y.ndim > 1 and not shape
+        way_out = f"; for a label at each place say shape = {list(y.shape[1:])}" if mask else ""
         raise DataError(
-            f"{path}: array {key!r} must hold labels of shape {shape} a row, not {y.dtype} of "
-            f"shape {y.shape[1:]}"
+            f"{path}: array {key!r} must hold {wanted}, not {y.dtype} of shape {y.shape}{way_out}"
         )
-    distinct, places = np.unique(y, return_inverse=True)
-    texts = _texts(distinct)
-    known = {text: i for i, text in enumerate(dict.fromkeys(text for text in texts if text))}
-    codes = np.array([known.get(text, np.nan) for text in texts], dtype=np.float64)
-    return codes[places.reshape(y.shape)], tuple(known)
+    return np.char.decode(y, "utf-8", "replace") if y.dtype.kind == "S" else y

@@ -1,8 +1,4 @@
-"""Raw columns of a client as what its network takes: numbers, named inputs, ids.
-
-What an encoding needs is learned on training rows. Named inputs are made last, from scaled numbers,
-so that scaling knows nothing of them.
-"""
+"""Raw columns of a client as the numbers its network takes, by what its training rows taught."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -23,7 +19,7 @@ from torch import Tensor
 
 from fedgradnorm._checks import shown
 from fedgradnorm._columns import is_frame, picked_columns
-from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._errors import DataError
 from fedgradnorm.data._files.tables import (
     LARGEST,
     cells_of,
@@ -34,7 +30,6 @@ from fedgradnorm.data._files.tables import (
     text_of,
     usable,
 )
-from fedgradnorm.models._input_rows import Fields, Inputs
 from fedgradnorm.tasks._labels.label_map import LabelMap
 
 if TYPE_CHECKING:
@@ -45,11 +40,10 @@ if TYPE_CHECKING:
 
 Gaps = Literal["error", "mean", "median", "indicator"]
 GAPS = ("error", "mean", "median", "indicator")
-PARTS = ("hour", "weekday", "day", "month", "elapsed")
-"""What can be made of a date; all but the last are places on a circle."""
+PARTS = ("hour", "weekday", "year", "elapsed")
+"""What can be made of a date: its place in the day, week or year, or years since 2000."""
 
 UNKNOWN = -1.0
-LARGEST_ID = 2.0**53  # from here on not every whole number is a float64
 
 DAY = 86400.0
 _BEGIN = datetime(1970, 1, 1)
@@ -59,18 +53,13 @@ _YEAR = 365.2425  # days
 
 @dataclass(frozen=True)
 class Column(ABC):
-    """One input column; ``absent`` where this client does not have it: every cell is a gap then.
-
-    ``group`` is the named input that it is part of, where the network takes several.
-    """
+    """One input column; ``absent`` where this client does not have it: every cell is a gap then."""
 
     name: str
     gaps: Gaps = "error"
     absent: bool = False
-    group: str | None = field(default=None, kw_only=True)
 
     kind: ClassVar[str]
-    fillable: ClassVar[bool] = True
 
     @property
     def allows_gaps(self) -> bool:
@@ -107,10 +96,11 @@ class Column(ABC):
         """What was read, as codes."""
         return read.astype(np.float64)
 
-    def learned(self, codes: Codes) -> Self:
-        """The column with what it learns on the codes of the training rows: what fills a gap."""
-        if not hasattr(self, "fill") or not self.allows_gaps:
+    def learned(self, read: NDArray[Any]) -> Self:
+        """The column with what it learns on the training rows: here what fills a gap."""
+        if not hasattr(self, "fill") or not self.allows_gaps or self.absent:
             return self
+        codes = self.coded(read)
         known = codes[~np.isnan(codes)]
         middle = np.median if self.gaps == "median" else np.mean
         fill: dict[str, Any] = {"fill": float(middle(known)) if len(known) else 0.0}
@@ -142,10 +132,7 @@ class Column(ABC):
 
     def plain(self) -> dict[str, Any]:
         """The column as texts and numbers, for run.json."""
-        table = {"kind": self.kind, **asdict(self)}
-        if self.group is None:
-            del table["group"]
-        return table
+        return {"kind": self.kind, **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -201,6 +188,11 @@ class CategoryColumn(Column):
         """The texts, empty where there is none."""
         return np.array(each(text_of, cells_of(cells)), dtype=object)
 
+    def learned(self, read: NDArray[Any]) -> Self:
+        """The column with the categories that occur, unless they are listed."""
+        seen = {text for text in read.tolist() if text} if not self.categories else set()
+        return replace(self, categories=LabelMap.seen(seen).names) if seen else self
+
     def coded(self, read: NDArray[Any]) -> Codes:
         places = {text: self.code(text) if text else math.nan for text in set(read.tolist())}
         return np.array([places[text] for text in read.tolist()], dtype=np.float64)
@@ -247,26 +239,8 @@ class DateColumn(Column):
         ]
 
 
-@dataclass(frozen=True)
-class IdColumn(Column):
-    """A whole number that a network looks up in a table of its own: the id of a token."""
-
-    kind: ClassVar[str] = "id"
-    fillable: ClassVar[bool] = False
-
-    def code(self, cell: Any) -> float:
-        value = number_of(cell)
-        if value >= 0 and value.is_integer() and value <= LARGEST_ID:
-            return value
-        raise ValueError("not an id: a whole number of at least 0")
-
-    def values(self, code: Tensor, gap: Tensor) -> Tensor:  # noqa: ARG002
-        """The number; what holds ids alone becomes whole numbers after the scaling."""
-        return code[:, None]
-
-
 _KINDS: dict[str, type[Column]] = {
-    kind.kind: kind for kind in (NumberColumn, CategoryColumn, DateColumn, IdColumn)
+    kind.kind: kind for kind in (NumberColumn, CategoryColumn, DateColumn)
 }
 
 
@@ -275,7 +249,6 @@ def column_from(table: Mapping[str, Any]) -> Column:
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
     made: Column = _KINDS[given.pop("kind")](**given)
     texts = [made.name, *getattr(made, "categories", ()), *getattr(made, "shown_parts", ())]
-    texts += [made.group or ""]
     if not all(isinstance(text, str) for text in texts) or made.gaps not in GAPS:
         raise ValueError(f"column {shown(made.name)}")
     numbers = [getattr(made, "fill", 0.0), getattr(made, "period", None) or 1.0]
@@ -313,17 +286,17 @@ def seconds(cell: Any, form: str | None = None) -> float:
 def part(name: str, time: Tensor) -> Tensor:
     """A part of each time: sine and cosine of its place, or years since 2000 ("elapsed").
 
-    In float64 and without a calendar's tables, so that an exported program can hold it.
+    In float64 and without a calendar's tables, so that an exported program can hold it. A year is
+    the mean one, so a date's place in it moves by up to a day.
     """
-    days = torch.floor(time / DAY)
     if name == "elapsed":
         return ((time - _YEAR_2000) / (DAY * _YEAR))[:, None]
+    days = torch.floor(time / DAY)
     if name == "hour":
         return circle(time - days * DAY, DAY)
     if name == "weekday":
         return circle(days + 3, 7.0)  # 1970 began on a Thursday; Monday is 0
-    day, month = _calendar(days)
-    return circle(day - 1, 31.0) if name == "day" else circle(month - 1, 12.0)
+    return circle(time - _YEAR_2000, DAY * _YEAR)
 
 
 def circle(value: Tensor, period: float) -> Tensor:
@@ -333,22 +306,6 @@ def circle(value: Tensor, period: float) -> Tensor:
     turns = value / length
     turn = (turns - torch.floor(turns)) * torch.tensor(2 * math.pi, dtype=value.dtype)
     return torch.stack([turn.sin(), turn.cos()], dim=1)
-
-
-def _calendar(days: Tensor) -> tuple[Tensor, Tensor]:
-    """Day of the month and month of the Gregorian calendar, from days since 1970.
-
-    Years are counted from March, so that the day that is there or not comes last in them; 400 of
-    them have 146,097 days.
-    """
-    from_march = days + 719468  # since the first of March of the year 0
-    of_era = from_march - torch.floor(from_march / 146097) * 146097
-    leap = torch.floor(of_era / 1460) - torch.floor(of_era / 36524) + torch.floor(of_era / 146096)
-    year = torch.floor((of_era - leap) / 365)
-    of_year = of_era - (365 * year + torch.floor(year / 4) - torch.floor(year / 100))
-    month = torch.floor((5 * of_year + 2) / 153)
-    day = of_year - torch.floor((153 * month + 2) / 5) + 1
-    return day, torch.where(month < 10, month + 3, month - 9)
 
 
 log = logging.getLogger(__name__)
@@ -383,31 +340,16 @@ class Encoding:
         wide = codes.to(torch.float64)
         return torch.cat([c.features(wide[:, i]) for i, c in enumerate(self.columns)], dim=1)
 
-    @property
-    def flat(self) -> bool:
-        """Whether the scaled numbers are the network's input as they are."""
-        return not any(c.group or isinstance(c, IdColumn) for c in self.columns)
-
-    @property
-    def scalable(self) -> list[bool]:
-        """Of each number of an encoded row, whether it may be scaled: ids may not."""
-        return [not isinstance(c, IdColumn) for c in self.columns for _ in c.names()]
-
-    def arranged(self, numbers: Tensor) -> Inputs:
-        """Scaled numbers [rows, features] as what the network takes; ids are whole numbers."""
-        if self.flat:
-            return numbers
-        names = [column.name for column in self.columns]
-        widths = [len(column.names()) for column in self.columns]
-        parts = dict(zip(names, numbers.split(widths, dim=-1), strict=True))
-        found: dict[str | None, Any] = {}
-        for name, members in _groups(self.columns).items():
-            whole = torch.cat([parts[column.name] for column in members], dim=-1)
-            found[name] = whole.to(torch.int64) if isinstance(members[0], IdColumn) else whole
-        if None in found:
-            one: Inputs = found[None]
-            return one
-        return Fields({str(name): part for name, part in found.items()})
+    def coded(self, read: Mapping[str, Any], where: str) -> Tensor:
+        """The codes of what was read of each column; unknown categories are told in the log."""
+        found = []
+        for column in self.columns:
+            own = np.asarray(read[column.name])
+            codes = np.full(len(own), np.nan) if column.absent else column.coded(own)
+            if isinstance(column, CategoryColumn):
+                _tell_unknown(column, own, codes == UNKNOWN, where)
+            found.append(codes)
+        return torch.from_numpy(np.stack(found, axis=1))
 
     def codes(self, x: Any, where: str) -> Tensor:
         """The codes of raw rows; a DataError names the row and the column that cannot be read.
@@ -419,23 +361,25 @@ class Encoding:
         if is_frame(x):
             there = [column.name for column in self.columns if not column.absent]
             cells: Mapping[str, Any] = picked_columns(x, there, where)
-            found = [_read(c, pd.Series(cells.get(c.name, [None] * len(x))), where)
-                     for c in self.columns]  # fmt: skip
-            return torch.from_numpy(np.stack(found, axis=1))
-        array = x if isinstance(x, Tensor) else np.asarray(x, dtype=object)
-        if array.ndim != 2 or array.shape[1] != len(names):
-            raise DataError(
-                f"{where}: x has shape {tuple(array.shape)}; give a DataFrame, or a column for "
-                f"each of the {len(names)} inputs: {', '.join(names)[:200]}"
-            )
-        if not isinstance(array, Tensor):
-            found = [_read(c, pd.Series(array[:, i]), where) for i, c in enumerate(self.columns)]
-            return torch.from_numpy(np.stack(found, axis=1))
-        for i, column in enumerate(self.columns):
-            gap = torch.isnan(array[:, i])
+        else:
+            array = x if isinstance(x, Tensor) else np.asarray(x, dtype=object)
+            if array.ndim != 2 or array.shape[1] != len(names):
+                raise DataError(
+                    f"{where}: x has shape {tuple(array.shape)}; give a DataFrame, or a column for "
+                    f"each of the {len(names)} inputs: {', '.join(names)[:200]}"
+                )
+            cells = dict(zip(names, array.T, strict=True))
+        if not isinstance(x, Tensor):
+            read = {
+                column.name: _read(column, cells.get(column.name, [None] * len(x)), where)
+                for column in self.columns
+            }
+            return self.coded(read, where)
+        for column in self.columns:
+            gap = torch.isnan(cells[column.name])
             if not column.allows_gaps and bool(gap.any()):
                 raise _no_value(f"{where}: row {int(gap.nonzero()[0])} of x", column.name)
-        return array
+        return x
 
     def plain(self) -> list[dict[str, Any]]:
         """The encoding as texts and numbers, for run.json."""
@@ -451,51 +395,28 @@ class Encoding:
             raise DataError(f"its encoding cannot be read ({reason})") from error
 
 
-def check_ids(columns: Sequence[Column]) -> None:
-    """A ConfigError where ids and other numbers would be one tensor."""
-    for name, members in _groups(columns).items():
-        ids = [column.name for column in members if isinstance(column, IdColumn)]
-        if ids and len(ids) < len(members):
-            other = next(column.name for column in members if column.name not in ids)
-            inside = "" if name is None else f" of {name!r}"
-            raise ConfigError(
-                f"inputs{inside}: {ids[0]!r} is an id and {other!r} is none; a network takes them "
-                f"as two inputs: inputs = {{ ids = [{ids[0]!r}], rest = [{other!r}] }}"
-            )
-
-
-def tell_unknown(
-    column: Column, texts: NDArray[Any], codes: NDArray[np.float64], where: str
+def _tell_unknown(
+    column: Column, texts: NDArray[Any], unknown: NDArray[np.bool_], where: str
 ) -> None:
     """Say in the log which categories were not known, and what becomes of them."""
-    unknown = codes == UNKNOWN
-    if not isinstance(column, CategoryColumn) or not unknown.any():
-        return
-    found = Counter(texts[unknown].tolist())
-    some = ", ".join(shown(name) for name in sorted(found)[:SHOWN])
-    log.warning(
-        "%s: column %r is %s%s in %d of %d rows, which is none of its categories; there all "
-        "numbers of the column are 0",
-        *(where, column.name, some, ", ..." if len(found) > SHOWN else ""),
-        *(int(unknown.sum()), len(codes)),
-    )
+    if unknown.any():
+        found = Counter(texts[unknown].tolist())
+        some = ", ".join(shown(name) for name in sorted(found)[:SHOWN])
+        log.warning(
+            "%s: column %r is %s%s in %d of %d rows, which is none of its categories; there all "
+            "numbers of the column are 0",
+            *(where, column.name, some, ", ..." if len(found) > SHOWN else ""),
+            *(int(unknown.sum()), len(unknown)),
+        )
 
 
-def _groups(columns: Sequence[Column]) -> dict[str | None, list[Column]]:
-    """The input columns of each named input; of None where there is one without a name."""
-    found: dict[str | None, list[Column]] = {}
-    for column in columns:
-        found.setdefault(column.group, []).append(column)
-    return found
-
-
-def _read(column: Column, cells: pd.Series, where: str) -> NDArray[np.float64]:
-    """The codes of a column's cells; a DataError for the first that cannot be read."""
+def _read(column: Column, given: Any, where: str) -> NDArray[Any]:
+    """A column's cells as read; a DataError for the first that cannot be."""
+    cells = pd.Series(given)
     if column.absent:
         return np.full(len(cells), np.nan)
     read = column.read(cells)
-    codes = column.coded(read)
-    gaps = np.flatnonzero(np.isnan(codes)).tolist()
+    gaps = np.flatnonzero(gap_in(read)).tolist()
     plain = cells_of(cells) if gaps else []
     for row in gaps:
         place = f"{where}: row {row} of x"
@@ -503,9 +424,13 @@ def _read(column: Column, cells: pd.Series, where: str) -> NDArray[np.float64]:
             raise DataError(f"{place}, column {column.name!r} {why}")
         if not column.allows_gaps:
             raise _no_value(place, column.name)
-    if isinstance(column, CategoryColumn):
-        tell_unknown(column, read, codes, where)
-    return codes
+    return read
+
+
+def gap_in(read: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where nothing was read: an empty text, or NaN."""
+    found: NDArray[np.bool_] = read == "" if read.dtype == object else np.isnan(read)
+    return found
 
 
 def _no_value(place: str, column: str) -> DataError:

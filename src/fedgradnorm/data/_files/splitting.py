@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -173,8 +174,7 @@ class Split:
         return marks
 
     def _by_time(self, rows: FileRows, _: int) -> Index:
-        clocks = [_clock(rows.marks[name]) for name in self.columns]
-        moments = [_moments(rows, *one) for one in zip(self.columns, clocks, strict=True)]
+        clocks, moments = zip(*(_clock(rows, name) for name in self.columns), strict=True)
         times = np.stack(moments, axis=1)
         known = np.flatnonzero(~np.isnan(times).any(axis=1))
         marks = np.zeros(len(times), dtype=np.int64)
@@ -261,10 +261,21 @@ class Split:
 _EXAMPLE = "such as split = {time = 'date', test = 0.2}"
 
 
-def _clock(cells: Sequence[Any]) -> Callable[[Any], float]:
-    """How a column says when: by numbers, if all its cells are numbers, else by dates."""
-    plain = each(lambda cell: is_missing(cell) or not math.isnan(_when(_finite, cell)), cells)
-    return _finite if all(plain) else seconds
+def _clock(rows: FileRows, name: str) -> tuple[Callable[[Any], float], NDArray[np.float64]]:
+    """How a column says when, by numbers if all cells are, else by dates; and when each row was.
+
+    NaN where that cannot be told, which is a bad row.
+    """
+    cells = rows.marks[name]
+    empty = np.array(each(is_missing, cells), dtype=bool)
+    for clock in (_finite, seconds):
+        times = np.array(each(partial(_when, clock), cells), dtype=np.float64)
+        wrong = np.flatnonzero(np.isnan(times) & ~empty)
+        if not len(wrong):
+            break
+    for i in wrong.tolist():
+        rows.places.report(i, f"column {name!r} is {shown(cells[i])}, not a date like 2016-03-01")
+    return clock, times
 
 
 def _finite(cell: Any) -> float:
@@ -274,20 +285,9 @@ def _finite(cell: Any) -> float:
     return value
 
 
-def _moments(rows: FileRows, name: str, when: Callable[[Any], float]) -> NDArray[np.float64]:
-    """When each row was; NaN where that cannot be told, which is a bad row."""
-    cells = rows.marks[name]
-    found = np.array(each(lambda cell: _when(when, cell), cells), dtype=np.float64)
-    for i in np.flatnonzero(np.isnan(found)).tolist():
-        if not is_missing(cells[i]):
-            why = f"column {name!r} is {shown(cells[i])}, not a date like 2016-03-01"
-            rows.places.report(i, why)
-    return found
-
-
-def _when(when: Callable[[Any], float], cell: Any) -> float:
+def _when(clock: Callable[[Any], float], cell: Any) -> float:
     """When; NaN where that cannot be told."""
     try:
-        return when(cell)
+        return clock(cell)
     except (TypeError, ValueError, OverflowError, AttributeError):
         return math.nan

@@ -1,4 +1,4 @@
-"""Files whose inputs are never all in memory: HDF5, folders of .npy files, Parquet.
+"""Files whose inputs are never all in memory: folders of .npy files, and Parquet.
 
 Targets are read at once, because they are small and classes are learned from all of them. Parquet
 cannot be read row by row: its numbers are written once, in pieces, to a memory-mapped array in the
@@ -33,15 +33,11 @@ from fedgradnorm.data._files.tables import (
 )
 from fedgradnorm.data._paths import is_file
 from fedgradnorm.models._streamed.feed import Feed
-from fedgradnorm.models._streamed.given import HDF5, mapped
+from fedgradnorm.models._streamed.given import mapped
 from fedgradnorm.models._streamed.row_sources import (
     ArraySource,
-    Hdf5Source,
-    Source,
     TableSource,
     check_read,
-    hdf5_values,
-    opened_hdf5,
 )
 from fedgradnorm.models._streamed.rows import Streamed
 
@@ -74,17 +70,13 @@ def streamed_rows(reader: Reader, path: Any, bad: BadRows[int]) -> FileRows:
             "x_key and y_key"
         )
     keys = {key: target.y_key or reader.arrays.y_key for key, target in reader.targets.items()}
-    if suffix in HDF5:
-        arrays = {key: hdf5_values(opened_hdf5(path), name, path) for key, name in keys.items()}
-        x: Source = Hdf5Source(path, x_key)
-    elif isinstance(path, Path) and path.is_dir():
-        x = ArraySource(mapped(path / f"{x_key}.npy"), str(path / f"{x_key}.npy"))
-        arrays = {key: _whole_array(path / f"{name}.npy") for key, name in keys.items()}
-    else:
+    if not isinstance(path, Path) or not path.is_dir():
         raise DataError(
-            f"{bad.source}: stream reads .h5 and .parquet files and folders of .npy files; save it "
-            "as one of them, or leave stream out"
+            f"{bad.source}: stream reads .parquet files and folders of .npy files; save it as one "
+            "of them, or leave stream out"
         )
+    x = ArraySource(mapped(path / f"{x_key}.npy"), str(path / f"{x_key}.npy"))
+    arrays = {key: _whole_array(path / f"{name}.npy") for key, name in keys.items()}
     for key, y in arrays.items():
         if y.ndim == 0 or len(x) != len(y):
             raise DataError(

@@ -25,7 +25,7 @@ from fedgradnorm.data._arrays import Standardize, standardized_together
 from fedgradnorm.data._bad_rows import BadRows, OnBad
 from fedgradnorm.data._files.archives import Arrays
 from fedgradnorm.data._files.images import Images
-from fedgradnorm.data._files.inputs import Columns, Inputs, names
+from fedgradnorm.data._files.inputs import Columns, Inputs
 from fedgradnorm.data._files.loading import Reader, load
 from fedgradnorm.data._files.splitting import Split
 from fedgradnorm.data._files.tables import (
@@ -61,7 +61,7 @@ class Table:
 
     Tables are .csv, .tsv, .txt and .parquet files; archives are .npz files. A file may lie in a
     zip archive: ``"data.zip/folder/rows.csv"``. Relative paths start at ``base``, or in the folder
-    FEDGRADNORM_DATA. With ``stream=True`` inputs stay on the disk: .parquet, .h5 files, and folders
+    FEDGRADNORM_DATA. With ``stream=True`` inputs stay on the disk: .parquet files, and folders
     with ``x.npy`` and ``y.npy``.
 
     Args:
@@ -72,7 +72,7 @@ class Table:
         validation, test: files of held-out rows, instead of a split.
         standardize: to mean 0 and deviation 1: true for both sides, "inputs" or "targets" for one,
             or "pooled": inputs by the training rows of all such clients together.
-        format: "csv", "parquet", "npz" or "h5", for files whose ending does not say so.
+        format: "csv", "parquet" or "npz", for files whose ending does not say so.
         na: texts in tables that mean no value, such as "?".
         where: rows to keep, a table of columns with the value that each has in them.
         on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
@@ -86,7 +86,7 @@ class Table:
 
     train: FilePath | pd.DataFrame
     target: Target | Mapping[str, Target]
-    inputs: Inputs | Columns | Mapping[str, Columns] | None = None
+    inputs: Inputs | Columns | None = None
     split: Split = field(default=Split())
     validation: FilePath | pd.DataFrame | None = field(default=None, kw_only=True)
     test: FilePath | pd.DataFrame | None = field(default=None, kw_only=True)
@@ -118,7 +118,7 @@ class Table:
         """
         given = dict(options)
         for key in given:
-            choose(str(key), set(_keys()) - {"name", "per", "seed"}, "option of a table")
+            choose(str(key), set(_KEYS) - {"name", "per", "seed"}, "option of a table")
         tasks = given.pop("tasks", None)
         split = Split.from_dict(given.pop("split", None), given)
         parts = {kind: _part(kind, given) for kind in (Inputs, Images, Arrays)}
@@ -131,7 +131,7 @@ class Table:
 
     def client(self, name: str, *, seed: int = 0) -> Client:
         """The client of these rows; ``seed`` draws those that are held out."""
-        return self._client(name, seed)[0]
+        return self._client(name, seed, {})[0]
 
     def clients(self, name: str, *, per: str | None = None, seed: int = 0) -> list[Client]:
         """A client, or with ``per`` one for each value of that column, called ``NAME-VALUE``."""
@@ -140,31 +140,35 @@ class Table:
 
     def unpooled(self, name: str, per: str | None, seed: int) -> list[Client]:
         """The same clients, with inputs that are to be pooled as they are in the files."""
-        table = self
+        table, read = self, dict[Any, Any]()  # each file is read once for all of them
         if self.standardize == "pooled":
-            targets = [self.target] if isinstance(self.target, Target) else self.target.values()
-            real = any(one.task == "regression" for one in targets)
+            real = any(one.task == "regression" for one in self._targets.values())
             table = replace(self, standardize="targets" if real else False)
-        tables = {name: table} if per is None else table._per(name, per)
-        read: dict[Any, Any] = {}  # each file is read once for all of them
-        return [one._client(key, seed, read)[0] for key, one in tables.items()]
+        if per is None:
+            return [table._client(name, seed, read)[0]]
+        where = dict(self.where or {})
+        return [
+            replace(table, where={**where, per: value})._client(f"{name}-{value}", seed, read)[0]
+            for value in self._values(name, per)
+        ]
 
     def bad_rows(self, *, seed: int = 0) -> dict[str, tuple[int, ...]]:
         """The numbers of the rows that cannot be used, by file; the log has the reasons."""
-        files = replace(self, on_bad="drop")._client("rows", seed)[1].values()
+        files = replace(self, on_bad="drop")._client("rows", seed, {})[1].values()
         found = {rows.places.bad.source: sorted(rows.places.bad.reasons) for rows in files}
         return {file: tuple(numbers) for file, numbers in found.items() if numbers}
 
-    def _per(self, name: str, per: Any) -> dict[str, Table]:
-        if not isinstance(per, str):
-            raise ConfigError(f"client {name!r}: per must name a column, not {per!r}")
-        where = dict(self.where or {})
-        values = self._values(name, per)
-        return {f"{name}-{v}": replace(self, where={**where, per: v}) for v in values}
+    @property
+    def _targets(self) -> dict[str, Target]:
+        """What is learned by the names of the tasks; of a client with one task by ""."""
+        return {"": self.target} if isinstance(self.target, Target) else dict(self.target)
 
-    def _values(self, name: str, column: str) -> tuple[str, ...]:
+    def _values(self, name: str, column: Any) -> tuple[str, ...]:
         """The values of a column in the training file; gaps are none."""
-        path, form = _data_path(self.base, self.train, "train"), self._form(name)
+        path = _data_path(self.base, self.train, "train")
+        form = Form.of(self.format, self.na, self.where)
+        if not isinstance(column, str):
+            raise ConfigError(f"client {name!r}: per must name a column, not {column!r}")
         if not is_frame(path):
             if not is_there(path):
                 raise DataError(f"{path}: no such file; check the path")
@@ -180,56 +184,37 @@ class Table:
             raise DataError(f"{path}: column {column!r} is empty, so there is no client in it")
         return tuple(sorted(texts, key=lambda text: (found.codes([text])[0] or 0, text)))
 
-    def _form(self, name: str, read: dict[Any, Any] | None = None) -> Form:
-        """What is said of the tables as files, checked."""
-        gaps, kept = names(self.na), {} if self.where is None else self.where
-        if not all(isinstance(text, str) for text in gaps):
-            raise ConfigError(
-                f"client {name!r}: na must be texts, such as ['?'], not {shown(self.na)}"
-            )
-        if not isinstance(kept, Mapping):
-            raise ConfigError(
-                f"client {name!r}: where must be a table, column = value, not {self.where!r}"
-            )
-        values = {str(column): str(value).strip() for column, value in kept.items()}
-        free = self.split.columns if self.split.way == "stratified" else ()
-        before = {} if read is None else read
-        return Form(self.format, tuple(text.strip() for text in gaps), values, free, before)
-
     def _client(
-        self, name: str, seed: int, before: dict[Any, Any] | None = None
+        self, name: str, seed: int, before: dict[Any, Any]
     ) -> tuple[Client, dict[str, FileRows]]:
         """The client, and the rows of its files; ``before`` are tables that were read before."""
-        targets = {"": self.target} if isinstance(self.target, Target) else dict(self.target)
         given = self.inputs if isinstance(self.inputs, Inputs) else Inputs(self.inputs)
+        who = name
         try:
-            for key, target in targets.items():
-                choose(str(target.task), KINDS, f"task of {name}/{key}" if key else "task")
-            plan, by_column = given.plan(), self.split.way is not None
-        except ConfigError as error:
-            raise ConfigError(f"client {name!r}: {error}") from error
-        for key, target in targets.items():
-            target.check(f"{name}/{key}" if key else name)
-        folder = self.images.images
-        reader = Reader(
-            targets=targets,
-            given=given,
-            plan=plan,
-            form=self._form(name, before),
-            arrays=self.arrays,
-            images=self.images,
-            inputs=given.listed(),
-            folder=None if folder is None else _data_path(self.base, folder, "images"),
-            marks=self.split.columns if by_column else (),
-            on_bad=self.on_bad,
-            stream=flag(f"client {name!r}: stream", self.stream),
-        )
-        if reader.folder is not None and not reader.plan.plain:
-            raise ConfigError(
-                f"client {name!r}: categories, dates, cyclic, missing, without, ids and "
-                "named inputs are for columns of numbers and texts; leave them out where inputs "
-                "are images"
+            by_column, folder = self.split.way is not None, self.images.images
+            for key, target in self._targets.items():
+                who = f"{name}/{key}" if key else name
+                choose(str(target.task), KINDS, "task")
+                target.check()
+            who, free = name, self.split.columns if self.split.way == "stratified" else ()
+            reader = Reader(
+                targets=self._targets,
+                plan=given.checked(),
+                form=Form.of(self.format, self.na, self.where, free, before),
+                arrays=self.arrays,
+                images=self.images,
+                folder=None if folder is None else _data_path(self.base, folder, "images"),
+                marks=self.split.columns if by_column else (),
+                on_bad=self.on_bad,
+                stream=flag("stream", self.stream),
             )
+            if reader.folder is not None and not reader.plan.plain:
+                raise ConfigError(
+                    "categories, dates, cyclic, missing and without are for columns of numbers and "
+                    "texts; leave them out where inputs are images"
+                )
+        except ConfigError as error:
+            raise ConfigError(f"client {who!r}: {error}") from error
         paths = {"train": self.train, "validation": self.validation, "test": self.test}
         files = {k: _data_path(self.base, f, k) for k, f in paths.items() if f is not None}
         how: Any = self.standardize
@@ -310,7 +295,7 @@ def _tasks(tables: Any, single: Mapping[str, Any]) -> dict[str, Target]:
     if not isinstance(tables, Mapping) or not tables:
         raise ConfigError("tasks must be a table of tasks by name")
     found = {}
-    known = [*(one.name for one in fields(Target)), "y_key"]
+    known = [one.name for one in fields(Target)]
     for key, table in tables.items():
         if not isinstance(table, Mapping) or "task" not in table:
             raise ConfigError(
@@ -332,49 +317,49 @@ def files(name: str, **options: Any) -> list[Client]:
     return table.unpooled(name, per, seed)
 
 
-def _keys() -> dict[str, inspect.Parameter]:
-    """Every key of a client's table, from the fields of the objects."""
-    ours = ("target", "inputs", "split", "images", "arrays")
-    own = [one for one in fields(Table) if one.name not in ours]
-    parts = [one for kind in (Target, Inputs, Images, Arrays) for one in fields(kind)]
-    found = {one.name: (one.type, one.default) for one in (*own, *parts)}
-    found |= {key: (kind, default) for key, (kind, default, _) in _MORE.items()}
-    word, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
-    return {
-        key: inspect.Parameter(
-            key, word, annotation=kind, default=empty if default is MISSING else default
-        )
-        for key, (kind, default) in found.items()
-    }
+@dataclass(frozen=True)
+class _More:
+    """Keys of a client's table that are no fields of an object.
+
+    Args:
+        name: of the client.
+        per: a column; each of its values becomes a client, NAME-VALUE.
+        tasks: several tasks by name, each a table of its own settings.
+        split: how the training file is divided: by a "column", in "time", by "group" or
+            "stratified".
+        validation_share, test_share: parts of the rows that are held out, each from 0 to 1.
+        rows: how many of the rows are drawn; all by default.
+        seed: draws the held-out rows; the run's own unless given.
+    """
+
+    name: str
+    per: str | None = None
+    tasks: Mapping[str, Mapping[str, Any]] | None = None
+    split: Mapping[str, Any] | None = None
+    validation_share: float = 0.0
+    test_share: float = 0.0
+    rows: int | None = None
+    seed: int = 0
 
 
-_MORE: dict[str, tuple[str, Any, str]] = {
-    "name": ("str", MISSING, "of the client."),
-    "per": ("str | None", None, "a column; each of its values becomes a client, NAME-VALUE."),
-    "tasks": (
-        "Mapping[str, Mapping[str, Any]] | None", None,
-        "several tasks by name, each a table of its own settings.",
-    ),
-    "split": (
-        "Mapping[str, Any] | None", None,
-        'how the training file is divided: by a "column", in "time", by "group" or "stratified".',
-    ),
-    "validation_share": ("float", 0.0, "part of the rows that is held out, from 0 to 1."),
-    "test_share": ("float", 0.0, "part of the rows that is held out, from 0 to 1."),
-    "rows": ("int | None", None, "how many of the rows are drawn; all by default."),
-    "seed": ("int", 0, "draws the held-out rows; the run's own unless given."),
-}  # fmt: skip
+_OBJECTS = (Table, Target, Inputs, Images, Arrays, _More)
+_KEYS = {one.name: one for kind in _OBJECTS for one in fields(kind)}
+del _KEYS["target"], _KEYS["arrays"]
+"""Every key of a client's table, from the fields of the objects."""
 
 
 def _declared() -> None:
     """Give ``files`` the signature and the meanings that the objects declare."""
-    meant = "\n".join(
-        (inspect.getdoc(kind) or "").partition("Args:\n")[2]
-        for kind in (Target, Inputs, Images, Arrays, Table)
-    )
-    more = "\n".join(f"    {key}: {text}" for key, (_, _, text) in _MORE.items())
-    files.__doc__ = f"{files.__doc__}\n\nArgs:\n{meant}\n{more}\n"
-    vars(files)["__signature__"] = inspect.Signature(list(_keys().values()))
+    meant = "\n".join((inspect.getdoc(kind) or "").partition("Args:\n")[2] for kind in _OBJECTS)
+    word, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    known = [
+        inspect.Parameter(
+            key, word, annotation=one.type, default=empty if one.default is MISSING else one.default
+        )
+        for key, one in _KEYS.items()
+    ]
+    files.__doc__ = f"{files.__doc__}\n\nArgs:\n{meant}\n"
+    vars(files)["__signature__"] = inspect.Signature(known)
 
 
 _declared()

@@ -19,9 +19,9 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from fedgradnorm._checks import one_of
+from fedgradnorm._checks import one_of, shown
 from fedgradnorm._columns import is_frame
-from fedgradnorm._errors import DataError, did_you_mean
+from fedgradnorm._errors import ConfigError, DataError, did_you_mean
 from fedgradnorm._extras import needed
 from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
@@ -74,17 +74,14 @@ class FileRows:
     """What a reader returns: one entry per data row, the bad ones still among them.
 
     ``x`` is an array, rows that are read batch by batch, or of a table a frame: of each input
-    column the numbers or, for categories, the texts. ``y`` has the targets of each task: a table of
-    numbers, or label texts; what nobody labelled is NaN or an empty text. ``marks`` are the cells
-    of columns that decide the split. ``label_texts`` are what the numbers in ``y`` of a task stand
-    for, where every position of a row has a label.
+    column the numbers or, for categories, the texts. ``y`` has the targets of each task: numbers,
+    NaN where nobody labelled, or labels. ``marks`` are the cells of columns that decide the split.
     """
 
     x: Any
     y: Mapping[str, Any]
     places: Places
     marks: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    label_texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     inputs: tuple[str, ...] | None = None
 
     def inputs_at(self, index: NDArray[np.int64]) -> Any:
@@ -123,6 +120,19 @@ def cells_of(column: Any) -> list[Any]:
 def text_of(cell: object) -> str:
     """A label or category as a text, empty where there is none."""
     return "" if is_missing(cell) else str(cell).strip()
+
+
+def coded_labels(labels: NDArray[Any]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """Labels as numbers of distinct texts; NaN where there is none.
+
+    >>> coded_labels(np.array(["b", "NA", "a", "b"]))
+    (array([ 0., nan,  1.,  0.]), ('b', 'a'))
+    """
+    places, distinct = pd.factorize(labels.reshape(-1))
+    texts = [text_of(label) for label in distinct.tolist()]
+    known = {text: i for i, text in enumerate(dict.fromkeys(text for text in texts if text))}
+    codes = np.array([*(known.get(text, np.nan) for text in texts), np.nan], dtype=np.float64)
+    return codes[places].reshape(labels.shape), tuple(known)
 
 
 def number_of(cell: Any) -> float:
@@ -167,7 +177,7 @@ CELL_BYTES = 40  # of memory, at least: a number as an object, the reference to 
 PARSED = 25  # bytes of memory that a byte of text takes as fields and numbers, about
 PARQUET = (".parquet", ".pq")
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", *PARQUET)
-FORMATS = {"csv": ".csv", "parquet": ".parquet", "npz": ".npz", "h5": ".h5"}
+FORMATS = {"csv": ".csv", "parquet": ".parquet", "npz": ".npz"}
 """What ``format`` may say of a file, and the ending that says the same."""
 
 
@@ -187,9 +197,18 @@ class Form:
     free: tuple[str, ...] = ()
     read: dict[Any, tuple[Cells, dict[int, str]]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.format is not None:
-            one_of("format", self.format, tuple(FORMATS))
+    @classmethod
+    def of(cls, format: str | None, na: Any, where: Any, *more: Any) -> Form:
+        """The form, checked."""
+        if format is not None:
+            one_of("format", format, tuple(FORMATS))
+        gaps = (na,) if isinstance(na, str) else tuple(na)
+        if not all(isinstance(text, str) for text in gaps):
+            raise ConfigError(f"na must be texts, such as ['?'], not {shown(na)}")
+        if not isinstance(where, Mapping | None):
+            raise ConfigError(f"where must be a table, column = value, not {where!r}")
+        kept = {str(column): str(value).strip() for column, value in (where or {}).items()}
+        return cls(format, tuple(text.strip() for text in gaps), kept, *more)
 
     def suffix(self, path: Any) -> str:
         if self.format is not None:

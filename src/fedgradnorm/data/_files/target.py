@@ -15,7 +15,7 @@ import torch
 from fedgradnorm._checks import bounded, shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._files.tables import FileRows
+from fedgradnorm.data._files.tables import FileRows, coded_labels
 from fedgradnorm.tasks._kind import KINDS
 from fedgradnorm.tasks._labels.label_map import LabelMap
 from fedgradnorm.tasks._making import (
@@ -89,21 +89,19 @@ class Target:
         """The options of the task that functions of ``fgn.tasks`` have as well."""
         return {k: getattr(self, k) for k in ("class_weights", "pos_weight", "metrics")}
 
-    def check(self, client: str) -> None:
+    def check(self) -> None:
         """A ConfigError for options of another kind of task, or two that say the same."""
         for key in dict.fromkeys(option for one in KINDS.values() for option in one.options):
             given = getattr(self, key, None)
             if given is not None and key not in KINDS[self.task].options:
                 kinds = " or ".join(name for name, one in KINDS.items() if key in one.options)
-                raise ConfigError(f"client {client!r}: {key} is for a {kinds}; leave it out")
+                raise ConfigError(f"{key} is for a {kinds}; leave it out")
         for one, other in (("labels", "classes"), ("labels", "positive"), ("above", "positive")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise ConfigError(
-                    f"client {client!r}: {one} and {other} are both given; leave {other} out"
-                )
+                raise ConfigError(f"{one} and {other} are both given; leave {other} out")
         if self.above is not None:
-            bounded(f"client {client!r}: above", self.above, low=float("-inf"))
-        self.label_map(f"client {client!r}: ")
+            bounded("above", self.above, low=float("-inf"))
+        self.label_map()
 
     @property
     def counted(self) -> bool:
@@ -125,14 +123,14 @@ class Target:
         numbers = self.class_count is not None and list(names) == [*map(str, range(len(names)))]
         return self.labels is not None or self.above is not None or numbers
 
-    def label_map(self, whose: str = "") -> LabelMap | None:
+    def label_map(self) -> LabelMap | None:
         """The labels that are listed; a ConfigError for a list that cannot be."""
         if self.labels is None:
             return None
-        listed = LabelMap.listed(self.labels, f"{whose}labels")
+        listed = LabelMap.listed(self.labels, "labels")
         if self.task == "binary" and len(listed.names) != 2:
             raise ConfigError(
-                f"{whose}labels of a binary task are two, that of 0 and that of 1, not "
+                "labels of a binary task are two, that of 0 and that of 1, not "
                 f"{len(listed.names)}; use task='classification'"
             )
         return listed
@@ -198,12 +196,8 @@ def label_map(splits: Mapping[str, FileRows], key: str, plan: Target) -> LabelMa
 
 
 def _labels(rows: FileRows, key: str) -> list[str]:
-    """The labels of the usable rows; the distinct ones where every place of a row has one."""
-    y, good = rows.y[key], rows.good()
-    if key not in rows.label_texts:
-        return [text for i in good.tolist() if (text := str(y[i]))]
-    codes = np.unique(y[good])
-    return [rows.label_texts[key][int(code)] for code in codes if not np.isnan(code)]
+    """The distinct labels of the usable rows."""
+    return list(coded_labels(rows.y[key][rows.good()])[1])
 
 
 def _learned(train: FileRows, key: str, plan: Target) -> LabelMap:
@@ -229,10 +223,8 @@ def _is_fraction(text: str) -> bool:
 
 def _unseen(rows: FileRows, key: str, plan: Target, known: LabelMap, text: str) -> DataError:
     """The error for a label that the training data does not have."""
-    y = np.asarray(rows.y[key])
-    wanted = rows.label_texts[key].index(text) if key in rows.label_texts else text
-    found = (y == wanted).reshape(len(y), -1).any(axis=1)
-    good = rows.good()
+    (codes, texts), good = coded_labels(rows.y[key]), rows.good()
+    found = (codes == texts.index(text)).reshape(len(codes), -1).any(axis=1)
     where = f"{rows.places.where(int(good[found[good].argmax()]))}: label {shown(text)}"
     if plan.labels is not None:
         some = ", ".join(map(repr, known.names[:SHOWN]))
@@ -252,16 +244,14 @@ def class_numbers(
     rows: FileRows, key: str, index: NDArray[np.int64], known: LabelMap, plan: Target
 ) -> NDArray[Any]:
     """The class of each row at ``index``, or at each place of it; NaN where there is no label."""
-    y = np.asarray(rows.y[key])[index]
+    y = rows.y[key][index]
     if plan.above is not None:
         y = y if plan.form else y[:, 0]
         found = np.where(np.isnan(y), np.nan, (y > plan.above).astype(np.float64))
     else:
-        texts = rows.label_texts.get(key)
-        names, places = (texts, y) if texts is not None else np.unique(y, return_inverse=True)
-        codes = known.codes([str(name) for name in names])
-        table = np.array([*(np.nan if code is None else code for code in codes), np.nan])
-        found = table[np.nan_to_num(np.asarray(places), nan=len(names)).astype(np.int64)]
+        places, texts = coded_labels(y)
+        codes = [np.nan if code is None else code for code in known.codes(texts)]
+        found = np.array([*codes, np.nan])[np.nan_to_num(places, nan=len(codes)).astype(np.int64)]
     return found if np.isnan(found).any() else found.astype(np.int64)
 
 

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from fedgradnorm._checks import bounded
 from fedgradnorm._client import Client
-from fedgradnorm._errors import ConfigError, DataError, choose
+from fedgradnorm._errors import DataError, choose
 from fedgradnorm._memory import check_draw
+from fedgradnorm.data._arrays import chosen, client_of, split_shares
 from fedgradnorm.data._bad_rows import OnBad, tell_dropped
 from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._source import Source
-from fedgradnorm.data.radcom._file import read, read_rows
+from fedgradnorm.data.radcom._file import read
 from fedgradnorm.data.radcom._generated import ROW_BYTES, Counts, generate
 from fedgradnorm.data.radcom._signal_set import (
     ALL_MODULATIONS,
@@ -54,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 TASKS = ("modulation", "signal", "anomaly", "snr")
 """What a client can predict of a signal."""
-_VERSION = 1  # raise it when the same file or seed gives other rows
+_VERSION = 2  # raise it when the same file or seed gives other rows
 
 
 def prepare(
@@ -87,18 +89,19 @@ def prepare(
 
     def build() -> tuple[dict[str, NDArray[Any]], dict[str, object]]:
         if path is None:
-            made = generate(samples, seed, counts=counts, progress=progress)
-            data, dropped = made, list[str]()
+            data = generate(samples, seed, counts=counts, progress=progress)
         else:
-            data, dropped = read_rows(path, on_bad=on_bad, progress=progress)
+            data = read(path, on_bad=on_bad, progress=progress)
         arrays = {name: getattr(data, name) for name in ("iq", "modulation", "signal", "snr")}
-        return arrays, {"synthetic": data.synthetic, "dropped": dropped}
+        return arrays, {"dropped": data.dropped}
 
     kept = cached("radcom", key, build, folder=folder)
-    tell_dropped(list(kept.info["dropped"]), path)
-    if kept.info["synthetic"] and not kept.fresh:
-        logger.info("radcom: %d SYNTHETIC radio signals from the cache", len(kept.arrays["iq"]))
-    return RadCom(**kept.arrays, synthetic=bool(kept.info["synthetic"]))
+    dropped, synthetic = tuple(kept.info["dropped"]), path is None
+    if not kept.fresh:
+        tell_dropped(list(dropped), path)
+        if synthetic:
+            logger.info("radcom: %d SYNTHETIC radio signals from the cache", len(kept.arrays["iq"]))
+    return RadCom(**kept.arrays, synthetic=synthetic, dropped=dropped)
 
 
 def clients(
@@ -142,8 +145,11 @@ def clients(
         cache: keep what was generated in the user's cache folder.
         progress: called with (done, total) now and then; not for configs.
     """
-    scales = dict(loss_scale or {})
-    _check(tasks, test_share, validation_share, anomaly_below, scales)
+    tasks, scales = chosen("tasks", tasks, TASKS), dict(loss_scale or {})
+    for name in scales:
+        choose(name, tasks, "task in loss_scale")
+    split_shares("radcom", test_share, validation_share)
+    bounded("radcom: anomaly_below", anomaly_below, low=float("-inf"))
     # Every client gets a copy of its rows; of a file's rows there are no more than it has.
     check_draw("radcom", {"samples": samples}, seed, 0 if source is not None else 2 * ROW_BYTES)
     choose(allocation, ("disjoint", "shared"), "allocation")
@@ -163,14 +169,9 @@ def clients(
         splits = _split(name, rows[start : start + each], test_share, validation_share)
         if not inputs or allocation == "disjoint":  # shared rows are held in memory once
             inputs = {split: _windows(data, at, level) for split, at in splits.items()}
-        target = _target(data, name, anomaly_below)
+        task, target, labels = _learned(name, data, anomaly_below, scales.get(name, 1.0))
         pairs = {split: (inputs[split], target[at]) for split, at in splits.items()}
-        test, validation = pairs.get("test"), pairs.get("validation")
-        labels = _labels(name, data)
-        task = _task(labels, scales.get(name, 1.0))
-        made.append(
-            Client(name, task, pairs["train"], test=test, validation=validation, labels=labels)
-        )
+        made.append(client_of(name, task, pairs, labels=labels))
     return made
 
 
@@ -183,39 +184,21 @@ def _windows(data: RadCom, at: Rows, level: str) -> torch.Tensor:
     return torch.from_numpy(iq)
 
 
-def _labels(task: str, data: RadCom) -> tuple[str, ...] | None:
-    """The classes' names; those of the over-the-air release only where it is read."""
-    if task == "anomaly":
-        return ("normal", "anomaly")
-    if task == "snr":
-        return None
-    names = ALL_MODULATIONS if task == "modulation" else ALL_SIGNALS
-    more = data.modulation.max() >= len(MODULATIONS) or data.signal.max() >= len(SIGNALS)
-    return names if more else names[: -len(OVER_THE_AIR)]
-
-
-def _check(
-    tasks: Sequence[str],
-    test_share: float,
-    validation_share: float,
-    anomaly_below: float,
-    loss_scale: Mapping[str, float],
-) -> None:
-    if isinstance(tasks, str) or not tasks:
-        raise ConfigError(f"radcom: tasks must be a list of at least one name, not {tasks!r}")
-    for name in tasks:
-        choose(name, TASKS, "radcom task")
-    if len(set(tasks)) < len(tasks):
-        raise ConfigError(f"radcom: a task stands twice in {list(tasks)}; name each once")
-    for name in loss_scale:
-        choose(name, tasks, "task in loss_scale")
-    if not (test_share >= 0 and validation_share >= 0 and test_share + validation_share < 1):
-        raise ConfigError(
-            f"radcom: test_share {test_share!r} and validation_share {validation_share!r} must be "
-            "0 or more and leave rows for training"
-        )
-    if not np.isfinite(anomaly_below):
-        raise ConfigError(f"radcom: anomaly_below must be a number of dB, not {anomaly_below!r}")
+def _learned(
+    name: str, data: RadCom, anomaly_below: float, loss_scale: float
+) -> tuple[Task, NDArray[Any], tuple[str, ...] | None]:
+    """The task, its target of every row, and the classes' names."""
+    if name == "snr":
+        return regression(1, loss_scale=loss_scale), data.snr[:, None], None
+    if name == "anomaly":
+        target = (data.snr < anomaly_below).astype(np.int64)
+        labels: tuple[str, ...] = ("normal", "anomaly")
+    else:
+        target = data.modulation if name == "modulation" else data.signal
+        labels = ALL_MODULATIONS if name == "modulation" else ALL_SIGNALS
+        if data.modulation.max() < len(MODULATIONS) and data.signal.max() < len(SIGNALS):
+            labels = labels[: -len(OVER_THE_AIR)]  # of the over-the-air release alone
+    return classification(len(labels), loss_scale=loss_scale), target, labels
 
 
 def _split(name: str, rows: Rows, test_share: float, validation_share: float) -> dict[str, Rows]:
@@ -230,22 +213,6 @@ def _split(name: str, rows: Rows, test_share: float, validation_share: float) ->
     if len(splits["train"]) == 0:
         raise DataError(f"client {name!r}: no training rows left of {len(rows)}; give more samples")
     return splits
-
-
-def _target(data: RadCom, task: str, anomaly_below: float) -> NDArray[Any]:
-    if task == "modulation":
-        return data.modulation
-    if task == "signal":
-        return data.signal
-    if task == "anomaly":
-        return (data.snr < anomaly_below).astype(np.int64)
-    return data.snr[:, None]
-
-
-def _task(labels: tuple[str, ...] | None, loss_scale: float) -> Task:
-    if labels is None:
-        return regression(1, loss_scale=loss_scale)
-    return classification(len(labels), loss_scale=loss_scale)
 
 
 Source("radcom", clients, "radio signals: generated, or RadComDynamic's file", ("path",)).register()

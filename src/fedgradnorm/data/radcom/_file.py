@@ -16,6 +16,7 @@ from fedgradnorm._checks import shown
 from fedgradnorm._errors import DataError
 from fedgradnorm._extras import needed
 from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
+from fedgradnorm.data._files.tables import number_of, reason_of
 from fedgradnorm.data._paths import is_file
 from fedgradnorm.data.radcom._signal_set import (
     ALL_MODULATIONS,
@@ -68,15 +69,6 @@ def read(path: str | Path, *, on_bad: OnBad = "error", progress: Progress | None
     infinity) raises DataError; with ``on_bad="drop"`` it is left out, counted and listed in the
     log. :func:`fedgradnorm.data.radcom.prepare` reads once and keeps the result.
     """
-    data, dropped = read_rows(path, on_bad=on_bad, progress=progress)
-    tell_dropped(dropped, path)
-    return data
-
-
-def read_rows(
-    path: str | Path, *, on_bad: OnBad = "error", progress: Progress | None = None
-) -> tuple[RadCom, list[str]]:
-    """The rows, and one line for each row left out."""
     path = Path(path)
     bad: BadRows[bytes] = BadRows(on_bad)
     keys: list[Key] = []
@@ -87,7 +79,8 @@ def read_rows(
             try:
                 keys.append(_read_row(file, name, is_here, iq[len(keys)]))
             except DataError as error:
-                bad.add(name, str(error), f"{path}, key {_shown(name)}")
+                text = shown(name.decode("utf-8", "backslashreplace"), LONGEST)
+                bad.add(name, str(error), f"{path}, key {text[1:-1]}")
             if progress is not None and (done % REPORT_EVERY == 0 or done == len(names)):
                 progress(done, len(names))
     if not keys:
@@ -95,7 +88,16 @@ def read_rows(
             f"{path}: none of its {len(names)} entries is a row of RadComDynamic; "
             "give the path of the original HDF5 file"
         )
-    return _labelled(path, iq[: len(keys)], keys), bad.messages
+    pairs = (*WAVEFORMS, *OVER_THE_AIR)
+    known = {(ALL_MODULATIONS.index(m), ALL_SIGNALS.index(s)) for m, s in pairs}
+    odd = sum((key.modulation, key.signal) not in known for key in keys)
+    if odd:
+        logger.warning("%s: in %d rows modulation and signal are not a known pair", path, odd)
+    tell_dropped(bad.messages, path)
+    table = np.array([key[:3] for key in keys], dtype=np.float64)
+    modulation, signal = table[:, :2].T.astype(np.int64)
+    levels = table[:, 2].astype(np.float32)
+    return RadCom(iq[: len(keys)], modulation, signal, levels, False, tuple(bad.messages))
 
 
 @contextmanager
@@ -110,7 +112,7 @@ def _opened(path: Path) -> Iterator[Any]:
         file = h5py.File(path, "r")
     except _DAMAGE as error:
         raise DataError(
-            f"{path}: not an HDF5 file, or cut short ({_first_line(error)}); download it again"
+            f"{path}: not an HDF5 file, or cut short ({reason_of(error)}); download it again"
         ) from None
     with file:
         yield file
@@ -129,7 +131,7 @@ def _names(path: Path, file: Any) -> list[tuple[bytes, bool]]:
         file.id.links.iterate(note, info=True)
     except _DAMAGE as error:
         raise DataError(
-            f"{path}: its list of rows is damaged ({_first_line(error)}); download it again"
+            f"{path}: its list of rows is damaged ({reason_of(error)}); download it again"
         ) from None
     return found
 
@@ -156,34 +158,12 @@ def _read_row(file: Any, name: bytes, is_here: bool, out: NDArray[np.float32]) -
             raise DataError(f"shape {shape}, expected {2 * WINDOW} numbers")
         dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, out.reshape(shape), h5py.h5t.NATIVE_FLOAT)
     except _DAMAGE as error:
-        raise DataError(f"not a readable dataset of numbers ({_first_line(error)})") from None
+        raise DataError(f"not a readable dataset of numbers ({reason_of(error)})") from None
     finite = np.isfinite(out)
     if not finite.all():
         place = int(finite.argmin())
         raise DataError(f"value {place} is {out[place]}, not a finite number")
     return key
-
-
-def _labelled(path: Path, iq: NDArray[np.float32], keys: list[Key]) -> RadCom:
-    table = np.array([key[:3] for key in keys], dtype=np.float64)
-    pairs = (*WAVEFORMS, *OVER_THE_AIR)
-    known = {(ALL_MODULATIONS.index(m), ALL_SIGNALS.index(s)) for m, s in pairs}
-    odd = sum((key.modulation, key.signal) not in known for key in keys)
-    if odd:
-        logger.warning("%s: in %d rows modulation and signal are not a known pair", path, odd)
-    modulation, signal = table[:, :2].T.astype(np.int64)
-    return RadCom(iq, modulation, signal, table[:, 2].astype(np.float32), synthetic=False)
-
-
-def _shown(name: bytes) -> str:
-    """A key on one printable line, whatever is in it."""
-    text = name.decode("utf-8", "backslashreplace")
-    text = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
-    return text if text.isprintable() and text.isascii() else ascii(text)
-
-
-def _first_line(error: BaseException) -> str:
-    return ascii((str(error).splitlines() or [type(error).__name__])[0])[1:-1]
 
 
 class Key(NamedTuple):
@@ -209,27 +189,22 @@ def parse_key(text: str) -> Key:
     >>> parse_key("('AM-DSB', b'AM radio', np.int64(-4), '12')")
     Key(modulation=3, signal=6, snr=-4.0, number=12)
     """
-    fields = _fields(text)
-    if fields is None:
+    text, parts = text.strip(), list[str]()
+    if len(text) <= LONGEST:
+        if (closing := _BRACKETS.get(text[:1])) and text.endswith(closing):
+            text = text[1:-1].rstrip().removesuffix(",")
+        matches = [_FIELD.fullmatch(part) for part in text.split(",")]
+        parts = [match[match.lastgroup or "bare"].strip() for match in matches if match]
+    if len(parts) != 4 or text.count(",") != 3:
         raise DataError("does not parse; expected (modulation, signal, snr, index)")
-    modulation, signal, snr, index = fields
-    return Key(
-        _place("modulation", modulation), _place("signal", signal), _decibels(snr), _count(index)
-    )
-
-
-def _fields(text: str) -> list[str] | None:
-    text = text.strip()
-    if len(text) > LONGEST:
-        return None
-    if text[:1] in _BRACKETS:
-        if text[-1] != _BRACKETS[text[0]]:
-            return None
-        text = text[1:-1].rstrip().removesuffix(",")
-    found = [match for part in text.split(",") if (match := _FIELD.fullmatch(part))]
-    if len(found) != 4 or text.count(",") != 3:
-        return None
-    return [match[match.lastgroup or "bare"].strip() for match in found]
+    modulation, signal, level, index = parts
+    snr = number_of(_UNIT.sub("", level))
+    if not abs(snr) <= LOUDEST:
+        raise DataError(f"SNR {shown(level)} is not a number of dB within +-{LOUDEST:g}")
+    if _INDEX.fullmatch(index) is None:
+        raise DataError(f"index {shown(index)} is not a whole number")
+    places = _place("modulation", modulation), _place("signal", signal)
+    return Key(*places, snr, int(index.partition(".")[0]))
 
 
 @lru_cache(maxsize=256)
@@ -242,20 +217,3 @@ def _place(what: str, name: str) -> int:
     if place is None:
         raise DataError(f"unknown {what} {shown(name)} (known: {', '.join(known)})")
     return place
-
-
-@lru_cache(maxsize=256)
-def _decibels(field: str) -> float:
-    try:
-        value = float(_UNIT.sub("", field))
-    except ValueError:
-        value = float("nan")
-    if not abs(value) <= LOUDEST:
-        raise DataError(f"SNR {shown(field)} is not a number of dB within +-{LOUDEST:g}")
-    return value
-
-
-def _count(field: str) -> int:
-    if _INDEX.fullmatch(field) is None:
-        raise DataError(f"index {shown(field)} is not a whole number")
-    return int(field.partition(".")[0])

@@ -69,8 +69,8 @@ class RadCom:
     ``iq`` is float32 [n, 256], 128 in-phase values and then 128 quadrature values at 10 MS/s;
     ``modulation`` and ``signal`` are int64 places in ``MODULATIONS`` and ``SIGNALS``, and after
     them in those of the over-the-air release; ``snr`` is float32 in dB. ``synthetic`` says that
-    the rows were generated. These have mean power 1; the windows of a file have the receiver's
-    level, such as an RMS of 0.006.
+    the rows were generated, ``dropped`` which rows of a file were left out. Generated rows have
+    mean power 1; the windows of a file have the receiver's level, such as an RMS of 0.006.
     """
 
     iq: FloatArray
@@ -78,6 +78,7 @@ class RadCom:
     signal: IntArray
     snr: FloatArray
     synthetic: bool
+    dropped: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.iq)

@@ -11,20 +11,16 @@ import torch
 from fedgradnorm._checks import whole
 from fedgradnorm._errors import DataError
 from fedgradnorm.models._streamed.feed import Change, Feed
-from fedgradnorm.models._streamed.row_sources import DatasetSource, Hdf5Source, Source, as_source
+from fedgradnorm.models._streamed.row_sources import DatasetSource, as_source
 from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets
 
-HDF5 = (".h5", ".hdf5", ".he5")
 
-
-def stream(rows: Any, *, key: str = "x", workers: int = 1) -> Feed:
+def stream(rows: Any, *, workers: int = 1) -> Feed:
     """Rows that are read batch by batch while a client trains, and never all at once.
 
-    ``rows`` is a map-style ``torch.utils.data.Dataset``, an open HDF5 dataset, an ``np.memmap``, a
-    dict of such by the names of a network's arguments, or a file: ``.npy``, or ``.h5`` with the
-    dataset ``key``. Give the result as a client's split if it is a Dataset of pairs ``(x, y)``,
-    else as the ``x`` of one. A Dataset, an HDF5 dataset or a memory map is also taken as it is;
-    this function is for files and for ``workers``.
+    ``rows`` is a map-style ``torch.utils.data.Dataset``, an ``np.memmap`` or a ``.npy`` file. Give
+    the result as a client's split if it is a Dataset of pairs ``(x, y)``, else as the ``x`` of one.
+    A Dataset or a memory map is also taken as it is; this function is for files and ``workers``.
 
     ``workers`` threads read ahead. By default it is one for all clients, so code of a Dataset is
     never run twice at a time. 0 reads in the thread that trains.
@@ -37,11 +33,19 @@ def stream(rows: Any, *, key: str = "x", workers: int = 1) -> Feed:
     1000
     """
     workers = whole("workers", workers, 0)
-    source = _file(Path(rows), key) if isinstance(rows, (str, Path)) else as_source(rows)
+    if isinstance(rows, (str, Path)):
+        path = Path(rows).expanduser()
+        if path.suffix.lower() != ".npy":
+            raise DataError(
+                f"{path}: rows are read from .npy files; use fgn.data.Table(..., stream=True) for "
+                "a table, and a map-style Dataset for anything else"
+            )
+        rows = mapped(path)
+    source = as_source(rows)
     if source is None:
         raise DataError(
-            "stream takes a map-style Dataset, an HDF5 dataset, an np.memmap, a dict of such, or a "
-            f".npy or .h5 file, not {type(rows).__name__}; arrays in memory need no stream"
+            "stream takes a map-style Dataset, an np.memmap or a .npy file, not "
+            f"{type(rows).__name__}; arrays in memory need no stream"
         )
     return Feed(source, "", workers=workers)
 
@@ -57,20 +61,6 @@ def mapped(path: Path) -> Any:
         raise DataError(
             f"{path}: not a readable .npy file of numbers ({reason}); save it with numpy.save"
         ) from error
-
-
-def _file(path: Path, key: str) -> Source:
-    path = path.expanduser()
-    if path.suffix.lower() in HDF5:
-        return Hdf5Source(path, key)
-    if path.suffix.lower() != ".npy":
-        raise DataError(
-            f"{path}: rows are read from .npy and .h5 files; use "
-            "fgn.data.Table(..., stream=True) for a table"
-        )
-    found = as_source(mapped(path))
-    assert found is not None
-    return found
 
 
 def as_feed(x: Any, where: str, *, pairs: bool) -> Feed | None:

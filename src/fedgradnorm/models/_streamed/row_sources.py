@@ -1,13 +1,10 @@
-"""Where rows lie: arrays on a disk, HDF5 files, map-style Datasets. Each is read by row numbers."""
+"""Where rows lie: memory maps and map-style Datasets. Each is read by row numbers."""
 
 from __future__ import annotations
 
 import math
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import DataError
-from fedgradnorm._extras import needed
 from fedgradnorm._memory import check_memory
 
 if TYPE_CHECKING:
@@ -24,7 +20,6 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 ALWAYS = 1 << 20  # bytes that are read without asking for the limit
-LINKS = 16  # that a name inside an HDF5 file may pass through
 
 
 class Source(ABC):
@@ -55,27 +50,21 @@ class Source(ABC):
 
 
 class ArraySource(Source):
-    """Something with a shape that is indexed like an array: a memory map, an HDF5 dataset."""
+    """A memory map."""
 
     def __init__(self, array: Any, name: str) -> None:
         if not len(getattr(array, "shape", ())):
             raise DataError(f"{name}: expected an array with one row per sample")
         self._array, self.name = array, name
 
-    def array(self) -> Any:
-        return self._array
-
     def __len__(self) -> int:
-        return int(self.array().shape[0])
+        return int(self._array.shape[0])
 
     def read(self, rows: Rows) -> tuple[Any, Any]:
         """Always a copy, so that no page of a map is held on to."""
-        array = self.array()
         count = len(rows)
-        check_read(array, count, f"{self.name}: {count} row{'s' * (count != 1)} of it")
-        if isinstance(array, np.ndarray):
-            return np.array(array[rows]), None
-        return read_runs(array, rows), None
+        check_read(self._array, count, f"{self.name}: {count} row{'s' * (count != 1)} of it")
+        return np.array(self._array[rows]), None
 
 
 def check_read(array: Any, rows: int, what: str) -> None:
@@ -98,140 +87,6 @@ class TableSource(ArraySource):
 
     def part(self, name: str, at: list[int]) -> str:
         return f"column {self.columns[at[0]]!r}" if name == "x" and at else super().part(name, at)
-
-
-class Hdf5Source(ArraySource):
-    """A dataset of an HDF5 file, opened by each process for itself when it is first read."""
-
-    def __init__(self, path: Path, key: str) -> None:
-        self.path, self.key, self.name = Path(path), key, str(path)
-        self._process, self._file = -1, None
-        if not len(self.array().shape):
-            raise DataError(f"{path}: {key!r} is a single value; it needs one row per sample")
-
-    def array(self) -> Any:
-        """The dataset, in this process's own file handle."""
-        if self._process != os.getpid():
-            self._file, self._process = opened_hdf5(self.path), os.getpid()
-        return hdf5_dataset(self._file, self.key, self.path)
-
-    def read(self, rows: Rows) -> tuple[Any, Any]:
-        """The rows; whatever a damaged file raises is a DataError."""
-        with hdf5_damage(self.path):
-            return super().read(rows)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_file": None, "_process": -1}
-
-
-@contextmanager
-def hdf5_damage(path: Path) -> Iterator[None]:
-    """Make a DataError of whatever HDF5 stumbles over in a damaged file."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:  # h5py raises many kinds, by the part that is damaged
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataError(
-            f"{path}: not a readable HDF5 file, or damaged ({reason}); save it again"
-        ) from error
-
-
-def opened_hdf5(path: Path) -> Any:
-    """The file for reading, or a DataError."""
-    with needed("files", "reading HDF5 files"):
-        import h5py
-
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; check the path")
-    with hdf5_damage(path):
-        return h5py.File(path, "r")
-
-
-def hdf5_dataset(file: Any, key: str, path: Path) -> Any:
-    """A dataset of the file, or a DataError that names what it has.
-
-    Links to other files, external storage and virtual datasets are refused: a file from elsewhere
-    would read whatever it names on this machine.
-    """
-    import h5py
-
-    with hdf5_damage(path):
-        place = _followed(file, key, path)
-        found = None if place is None else h5py.h5o.open(file.id, place.encode())
-        if not isinstance(found, h5py.h5d.DatasetID):
-            there = ", ".join(repr(name) for name in list(file)[:10]) or "none"
-            raise DataError(f"{path}: no dataset {key!r} (it has: {there})")
-        stored = found.get_create_plist()
-        # Asked before the shape: to tell it, HDF5 may open the files that a virtual one is made of.
-        if stored.get_layout() == h5py.h5d.VIRTUAL or stored.get_external_count():
-            raise _elsewhere(path, key)
-        return h5py.Dataset(found)
-
-
-def hdf5_values(file: Any, key: str, path: Path) -> Any:
-    """All values of a dataset, if they fit in memory."""
-    dataset = hdf5_dataset(file, key, path)
-    with hdf5_damage(path):
-        if dataset.shape:
-            check_read(dataset, dataset.shape[0], f"{path}: {key!r}, read at once,")
-        return dataset[()]
-
-
-def _followed(file: Any, key: str, path: Path) -> str | None:
-    """Where a name leads inside the file; None where there is nothing."""
-    import h5py
-
-    place, parts, links = "", [part for part in key.split("/") if part], 0
-    while parts:
-        part = parts.pop(0)
-        group = file[place or "/"]
-        link = group.get(part, getlink=True) if isinstance(group, h5py.Group) else None
-        if isinstance(link, h5py.ExternalLink):
-            raise _elsewhere(path, key)
-        if isinstance(link, h5py.SoftLink):
-            links += 1
-            place = "" if link.path.startswith("/") else place
-            parts = [step for step in link.path.split("/") if step not in ("", ".")] + parts
-        else:
-            place = f"{place}/{part}"
-        if link is None or links > LINKS:
-            return None
-    return place or None
-
-
-def _elsewhere(path: Path, key: str) -> DataError:
-    return DataError(f"{path}: {key!r} is stored in another file; copy it into this one")
-
-
-def read_runs(array: Any, rows: Rows) -> NDArray[Any]:
-    """Rows of an array on a disk: in order, and neighbours with one read."""
-    order, back = np.unique(rows, return_inverse=True)
-    found = np.empty((len(order), *array.shape[1:]), dtype=array.dtype)
-    cuts = np.flatnonzero(np.diff(order) != 1) + 1
-    starts, ends = [0, *cuts.tolist()], [*cuts.tolist(), len(order)]
-    for start, end in zip(starts, ends, strict=True):
-        if end > start:
-            found[start:end] = array[int(order[start]) : int(order[end - 1]) + 1]
-    return found[back.reshape(-1)]
-
-
-class FieldsSource(Source):
-    """Named inputs, each from a source of its own."""
-
-    def __init__(self, fields: Mapping[str, Source]) -> None:
-        self.fields = dict(fields)
-        self.name = next(iter(fields.values())).name
-        sizes = {name: len(part) for name, part in fields.items()}
-        if len(set(sizes.values())) > 1:
-            raise DataError(f"the parts of x must have one number of rows each: {sizes}")
-
-    def __len__(self) -> int:
-        return len(next(iter(self.fields.values())))
-
-    def read(self, rows: Rows) -> tuple[Any, Any]:
-        return {name: part.read(rows)[0] for name, part in self.fields.items()}, None
 
 
 class DatasetSource(Source):
@@ -312,20 +167,4 @@ def as_source(x: Any) -> Source | None:
         return ArraySource(x, str(x.filename) if x.filename else "a memory map")
     if isinstance(x, torch.utils.data.Dataset):
         return DatasetSource(x, pairs=False)
-    if is_hdf5(x):
-        return ArraySource(x, f"{x.file.filename}:{x.name}")
-    if isinstance(x, Mapping) and x:
-        parts = {name: as_source(part) for name, part in x.items()}
-        if any(parts.values()):
-            arrays = {
-                name: ArraySource(np.asarray(x[name]), f"x[{name!r}]")
-                for name in x
-                if parts[name] is None
-            }
-            return FieldsSource({name: part or arrays[name] for name, part in parts.items()})
     return None
-
-
-def is_hdf5(x: Any) -> bool:
-    kind = type(x)
-    return kind.__module__.startswith("h5py.") and kind.__name__ == "Dataset"
