@@ -308,7 +308,7 @@ def test_benefit_refuses_before_it_trains() -> None:
         fgn.benefit(toys.network(), [replace(c, test=None) for c in clients()], rounds=10**9)
 
 
-# ------------------------------------------------------------------------------- heads that are tried
+# ----------------------------------------------------------------------------- heads that are tried
 
 
 def wards(**changes: Any) -> list[fgn.Client]:

@@ -28,7 +28,7 @@ from fedgradnorm.experiments._compare import (
 )
 from fedgradnorm.experiments._config.config_file import Config, build, check
 from fedgradnorm.experiments._entries import Entry
-from fedgradnorm.experiments._execute import LoadedData, execute, load_data, output_folder
+from fedgradnorm.experiments._execute import execute, load_data, output_folder
 
 
 def benefit(
