@@ -46,7 +46,7 @@ Split = tuple[Any, np.ndarray]
 """Inputs, an array or a sparse matrix, and labels."""
 Clients = Sequence[fgn.Client]
 Scores = Mapping[str, np.ndarray]
-"""By split, a score per client; more is better."""
+"""By split, a score per client; more is better. Of networks also the validation ``loss``."""
 
 
 def statistics_of(x: torch.Tensor) -> torch.Tensor:
@@ -272,7 +272,9 @@ def network(**how: Any) -> Callable[[Clients, str, float], Scores]:
         last = trained.history.groupby(["split", "client"], sort=False).last()[metric]
         sign = -1 if metric == "mae" else 1
         names = [client.name for client in clients]
-        return {n: sign * last[n].reindex(names).to_numpy() for n in ("validation", "test")}
+        found = {n: sign * last[n].reindex(names).to_numpy() for n in ("validation", "test")}
+        ends = trained.history[trained.history.split == "validation"].groupby("client").last()
+        return {**found, "loss": ends.loss.to_numpy()}
 
     return run
 
@@ -313,13 +315,16 @@ def measured(name: str, seeds: Sequence[int]) -> list[record.Row]:
     clients = chosen.make(TUNED_ON)
     for title, (run, values) in models(chosen).items():
         start = time.process_time()
-        by_value = {v: float(run(clients, chosen.metric, v)["validation"].mean()) for v in values}
+        found = {value: run(clients, chosen.metric, value) for value in values}
+        by_value = {value: float(one["validation"].mean()) for value, one in found.items()}
         best = max(by_value, key=by_value.__getitem__)
         rows[title] = {
             "data": name, "metric": chosen.metric, "model": title, "value": best,
             "validation": by_value[best] * chosen.unit, "overlap": chosen.overlap,
             "scores": [], "seconds": time.process_time() - start,
         }  # fmt: skip
+        if "loss" in found[best]:
+            rows[title]["validation_loss"] = float(found[best]["loss"].mean())
     for seed in seeds:  # one at a time is in memory
         clients = chosen.make(seed)
         for title, (run, _) in models(chosen).items():
@@ -401,6 +406,7 @@ STRATEGIES = {
     },
     "the best on the other collections": lambda rows, name: advised(rows, name),
     "the best by validation": lambda rows, name: by_validation(rows, name),
+    "the least validation loss (`try_heads`)": lambda rows, name: by_loss(rows, name),
 }
 
 
@@ -436,6 +442,12 @@ def by_validation(rows: Sequence[record.Row], name: str) -> str:
     """The candidate with the best validation score on the seed that is not reported."""
     own = {row["model"]: row["validation"] for row in rows if row["data"] == name}
     return max(CANDIDATES, key=own.__getitem__)
+
+
+def by_loss(rows: Sequence[record.Row], name: str) -> str:
+    """The candidate with the least validation loss on that seed."""
+    own = {row["model"]: row.get("validation_loss") for row in rows if row["data"] == name}
+    return min(CANDIDATES, key=own.__getitem__)
 
 
 def advice_table(rows: Sequence[record.Row]) -> str:

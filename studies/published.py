@@ -40,7 +40,8 @@ def published(
                 if archive.parent.name.startswith("methods-"):
                     methods_figure(report, archive.parent / "methods.png")
             say(f"written: {archive.parent}")
-        side_by_side(Path(place), folder / "methods")
+        if (folder / "methods").is_dir():
+            side_by_side(Path(place), folder / "methods")
     for ending in ("tex", "pdf"):
         for path in folder.glob(f"*/*.{ending}"):
             path.unlink()

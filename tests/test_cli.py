@@ -102,8 +102,7 @@ def config(tmp_path):
 
 def test_help_and_version():
     for words in ([], ["run"], ["resume"], ["compare"], ["report"], ["methods"], ["demo"],
-                  ["benefit"], ["reproduce"], ["export"], ["init"], ["data", "show"],
-                  ["data", "prepare", "mtfl"], ["data", "prepare", "radcom"]):  # fmt: skip
+                  ["benefit"], ["reproduce"], ["export"], ["init"], ["data", "show"]):  # fmt: skip
         result = cli(*words, "--help")
         assert result.exit_code == 0
         assert "Usage" in result.stdout
@@ -473,10 +472,8 @@ def test_bad_places(config, tmp_path):
     assert "is no run folder" in refused(tmp_path, "report", tmp_path / "none")
     assert "must end in" in refused(tmp_path, "report", tmp_path, "--out", "x.gif")
     assert "did you mean 'radcom'" in refused(tmp_path, "data", "show", "radcmo")
-    assert "no such file" in refused(
-        tmp_path, "data", "prepare", "radcom", "--from", tmp_path / "n"
-    )
-    assert "nowhere" in refused(tmp_path, "data", "prepare", "mtfl", "--from", "nowhere.zip")
+    assert "no such file" in refused(tmp_path, "data", "show", "radcom", f"path={tmp_path}/n")
+    assert "nowhere" in refused(tmp_path, "data", "show", "mtfl", "path=nowhere.zip")
     (tmp_path / "file").write_text("")
     inside = f"output.folder={tmp_path}/file/runs"
     assert "cannot make this folder" in refused(tmp_path, "run", config, inside)

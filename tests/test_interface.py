@@ -224,6 +224,12 @@ def test_what_is_shown_is_what_was_chosen() -> None:
     assert repr(fgn.methods()["uw"]) == "Method('uw': learned variance of every task)"
 
 
+def test_a_copy_of_a_group_says_no_more_than_what_was_chosen(seen: list[Any]) -> None:
+    local = replace(fgn.Local(batch_size=8), shared_steps=2)
+    fgn.train(toys.network(), [], method="fedavg", local=local)
+    assert (seen[0][1].batch_size, seen[0][1].shared_steps) == (8, 2)
+
+
 def test_a_group_is_checked_when_it_is_made() -> None:
     with pytest.raises(fgn.ConfigError, match=r"local\.head_steps must be a whole number >= 0"):
         fgn.Local(head_steps=-1)

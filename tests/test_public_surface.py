@@ -47,6 +47,10 @@ def test_the_public_names_are_these(name: str) -> None:
         assert getattr(module, public) is not None
 
 
+def test_the_public_names_can_be_remembered() -> None:
+    assert len({name for names in SURFACE.values() for name in names.split()}) <= 80
+
+
 def test_every_other_module_is_private_by_name() -> None:
     for path in SOURCE.rglob("*.py"):
         parts = path.relative_to(SOURCE).with_suffix("").parts

@@ -273,7 +273,7 @@ class Balancer(nn.Module):
         return f"{', '.join(self.tasks)}; {type(self.weighting).__name__}"
 
 
-def _weighting(method: str | None, given: Weighting | Mapping[str, Any] | None) -> Weighting:
+def _weighting(method: str | None, given: object) -> Weighting:
     """The weighting of a method with these options, or the given one."""
     if method is None and isinstance(given, Weighting):
         weighting = given

@@ -34,10 +34,10 @@ def test_a_file_in_an_archive_is_as_good_as_one_on_disk(archive, tmp_path):
 
 
 def test_what_an_archive_does_not_have_is_named(archive, tmp_path):
-    with pytest.raises(fgn.DataError, match=r"All.ZIP: no file 'houses.csv' in it; it has") as one:
+    with pytest.raises(fgn.DataError, match=r"All.ZIP: no file 'houses.csv'.* \(it has: ") as one:
         prices(archive / "houses.csv")
     one_line(one)
-    with pytest.raises(fgn.DataError, match=r"no file '\.\./\.\./etc/x\.csv' in it"):
+    with pytest.raises(fgn.DataError, match=r"no file '\.\./\.\./etc/x\.csv'"):
         prices(archive / "../../etc/x.csv")
     data = archive.read_bytes()
     archive.write_bytes(data[: len(data) // 2])

@@ -32,15 +32,6 @@ class Both(nn.Module):
         return self.last(torch.cat([sensors, vectors.flatten(1)], dim=1))
 
 
-def answer(path: Path, x: Tensor) -> Tensor:
-    return torch.export.load(path).module()(x)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "one.pt2"
-
-
 def trained(network: nn.Module, client: fgn.Client) -> fgn.Run:
     return fgn.train(network, [client], rounds=2)
 
@@ -57,9 +48,9 @@ def test_named_arrays_and_sequences_are_refused_with_a_way_out(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_a_first_part_is_part_of_the_program(path: Path) -> None:
+def test_a_first_part_is_part_of_the_program(tmp_path: Path) -> None:
     x = torch.randn(20, 9)
     client = fgn.Client("a", fgn.regression(1), (x, x[:, 0]), stem=nn.Linear(9, 4))
     run = trained(nn.Linear(4, 3), client)
-    run.export("a", path)
-    torch.testing.assert_close(answer(path, x[:3]), run.predict("a", x[:3], outputs=True))
+    program = torch.export.load(run.export("a", tmp_path / "a.pt2")).module()
+    torch.testing.assert_close(program(x[:3]), run.predict("a", x[:3], outputs=True))

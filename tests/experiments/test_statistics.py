@@ -13,7 +13,6 @@ from fedgradnorm.experiments._statistics import (
     first_reach,
     gain,
     holm,
-    jain,
     paired_p,
 )
 
@@ -75,15 +74,6 @@ def test_gains_by_hand():
     assert gain(2.0, 1.0) == -100
     assert gain(-1.0, -2.0, higher=True) == 50  # R^2 may be negative
     assert math.isnan(gain(1.0, 0.0))
-
-
-def test_jain_by_hand():
-    assert jain([1, 1, 1]) == 1
-    assert jain([1, 2, 3]) == pytest.approx(36 / (3 * 14))
-    assert jain([1, 0, 0, 0]) == 0.25
-    assert math.isnan(jain([]))
-    assert math.isnan(jain([-1.0, 2.0]))
-    assert math.isnan(jain([math.nan, 2.0]))
 
 
 def test_first_reach():

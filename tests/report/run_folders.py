@@ -54,7 +54,7 @@ def write_run(
 def _rows(names: dict[str, str], rounds: int, seed: int, shift: float) -> list[dict]:
     rows = []
     for number in range(rounds + 1):
-        fall = math.exp(-number / 8) + 0.01 * seed + shift
+        fall = math.exp(-number / 8) + 0.01 * seed + shift * (1 + seed / 1000)
         for place, (name, metric) in enumerate(names.items()):
             here = {"round": number, "epoch": number / 4, "client": name}
             weight = 1 + 0.1 * place

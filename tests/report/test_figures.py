@@ -114,7 +114,9 @@ def test_type_is_never_smaller_than_eight_points_at_the_width_of_a_page(tmp_path
 def test_published_figures_have_the_width_that_makes_their_type_readable():
     found = list((Path(__file__).parents[2] / "docs" / "results").glob("*/*.png"))
     assert found
-    assert {Image.open(path).width for path in found} == {round(WIDTH * DPI)}
+    for path in found:
+        with Image.open(path) as picture:
+            assert picture.width == round(WIDTH * DPI), path
 
 
 @pytest.mark.parametrize(

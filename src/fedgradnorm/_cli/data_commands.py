@@ -1,4 +1,4 @@
-"""``data prepare`` and ``data show``."""
+"""``data show``."""
 
 from __future__ import annotations
 
@@ -9,44 +9,14 @@ import typer
 
 from fedgradnorm._cli.output import data_bar, say
 
-app = typer.Typer(help="Prepare and look at data.", no_args_is_help=True)
-prepare = typer.Typer(
-    help="Read a published data set once; later runs take it from the cache.", no_args_is_help=True
-)
-app.add_typer(prepare, name="prepare")
+app = typer.Typer(help="Look at data.", no_args_is_help=True)
 
 Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same rows.")]
-From = Annotated[Path, typer.Option("--from", help="The downloaded file.")]
-Drop = Annotated[bool, typer.Option("--drop-bad", help="Leave out bad rows and list them.")]
 
 
-@prepare.command("mtfl")
-def prepare_mtfl(
-    source: From,
-    boxes: Annotated[
-        Path | None,
-        typer.Option(help="CSV of face boxes; default: mtfl_boxes.csv next to it, or ours."),
-    ] = None,
-    crop: Annotated[str, typer.Option(help="boxes, or whole pictures.")] = "boxes",
-) -> None:
-    """Decode, crop and shrink every face of MTFL.zip."""
-    from fedgradnorm.data import mtfl
-
-    with data_bar("faces") as bar:
-        data = mtfl.prepare(source, boxes=boxes, crop=crop, progress=bar)
-    for split, counts in data.info["rows"].items():
-        say(f"{split}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
-    say(f"{'prepared' if data.fresh else 'already'} in {data.folder}")
-
-
-@prepare.command("radcom")
-def prepare_radcom(source: From, drop_bad: Drop = False) -> None:
-    """Read RadComDynamic's HDF5 file into arrays."""
-    from fedgradnorm.data import radcom
-
-    with data_bar("signals") as bar:
-        data = radcom.prepare(source, on_bad="drop" if drop_bad else "error", progress=bar)
-    say(f"{len(data):,} signals of {source} are in the cache")
+@app.callback()
+def data() -> None:
+    """Look at data."""
 
 
 @app.command()

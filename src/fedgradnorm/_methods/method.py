@@ -164,7 +164,7 @@ def _may_be_none(option: inspect.Parameter | None) -> bool:
     return option is not None and str(option.annotation).endswith("| None")
 
 
-def find_method(name: str) -> Method:
+def find_method(name: object) -> Method:
     """The method of that name; a ConfigError with the nearest valid name if there is none."""
     if not isinstance(name, str):
         kind = name if isinstance(name, type) else type(name)

@@ -52,7 +52,7 @@ def headline(frame: pd.DataFrame) -> str:
 
 
 def basis(frame: pd.DataFrame) -> str:
-    """What the headline rests on: data, seeds, tests, and how the other variants do."""
+    """What the headline rests on: data, seeds and tests."""
     frame = frame[frame.main.astype(bool)]
     if frame.empty:
         return ""
@@ -65,13 +65,10 @@ def basis(frame: pd.DataFrame) -> str:
     found = effects(frame)
     if counts[-1] < 2 or found.empty:
         return text
-    text += (
+    return text + (
         " Paired t-tests over seeds, Holm-corrected over all comparisons; "
         f"a difference is significant if p < {LEVEL:g}."
     )
-    if found.point.nunique() > 1:
-        return text
-    return " ".join(filter(None, (text, _others(found), _against_alone(frame, found))))
 
 
 def tally(found: pd.DataFrame) -> pd.DataFrame:
@@ -85,8 +82,7 @@ def tally(found: pd.DataFrame) -> pd.DataFrame:
     counts["tasks"] = told.groupby("variant", sort=False).size()
     relative = (found.effect.clip(-100, 100)).groupby(found.variant).mean()
     counts["mean"] = relative.reindex(counts.index)
-    order = (counts.wins - counts.losses).rename("net")
-    return counts.assign(net=order).sort_values(["wins", "mean"], ascending=False, kind="stable")
+    return counts.sort_values(["wins", "mean"], ascending=False, kind="stable")
 
 
 def effect_text(row: pd.Series, *, p: bool = True) -> str:
@@ -207,41 +203,6 @@ def _alone(frame: pd.DataFrame) -> str:
         fell = int((means.loss < means.first_loss).sum())
         text = f"{name} lowers the training loss on {_tasks(fell, len(means))}"
     return f"{text}."
-
-
-def _others(found: pd.DataFrame) -> str:
-    """How the variants that the headline does not name do."""
-    counts = tally(found).iloc[1 if len(found) else 0 :]
-    base = found.base.iloc[0]
-    if counts.empty:
-        return ""
-    if len(counts) > NAMED:
-        better, worse = counts.index[counts.net > 0], counts.index[counts.net < 0]
-        named = listed(list(better)) if len(better) <= NAMED else str(len(better))
-        return (
-            f"Of the {len(counts)} other methods, {named or 'none'} "
-            f"{'are' if len(better) > 1 else 'is'} significantly better than {base} on more tasks "
-            f"than worse, and {len(worse) or 'none'} the other way round."
-        )
-    parts = [
-        f"{name}: better on {row.wins:.0f}, worse on {row.losses:.0f} of {row.tasks:.0f}"
-        for name, row in counts.iterrows()
-    ]
-    return f"Against {base}, {'; '.join(parts)}."
-
-
-def _against_alone(frame: pd.DataFrame, found: pd.DataFrame) -> str:
-    """How the variant of the headline does against training alone, if that is not the baseline."""
-    name = str(tally(found).index[0])
-    alone = str(frame[frame.variant == name].alone.iloc[0])
-    if alone in ("", found.base.iloc[0]):
-        return ""
-    both = tally(effects(frame[frame.variant.isin([name, alone])], "score", "alone"))
-    if both.empty:
-        return ""
-    row = both.iloc[0]
-    counts = f"better on {row.wins:.0f} and worse on {row.losses:.0f} of {row.tasks:.0f} tasks"
-    return f"Against training alone, {name} is significantly {counts}."
 
 
 def _named(found: pd.DataFrame, *, p: bool = True) -> str:

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pandas as pd
+
 from fedgradnorm._report.colours import looks
 from fedgradnorm._report.curves import Curves, curves_of, numbers
-from fedgradnorm._report.frame import HELD_OUT, MEASURES, Report
+from fedgradnorm._report.frame import HELD_OUT, Report
 from fedgradnorm._round.reports import COLUMNS
 from fedgradnorm._runs.history import NOT_PRIVATE_EPSILON, SPENT
-from fedgradnorm.experiments._statistics import Estimate, estimate
+from fedgradnorm.experiments._statistics import estimate
 from fedgradnorm.experiments._sweep import key_name, value_name
 
 SWEEP = "sweep"
@@ -137,17 +139,23 @@ def sweep_section(report: Report) -> Section:
         line: [i for i, one in enumerate(report.groups.values()) if one.line == line]
         for line in report.lines
     }
-    panels = []
+    x, panels = _axis_of_points(report.points), []
     for measure, title in (("score", "Held-out metric"), ("loss", "Training loss")):
+        known = report.frame if measure == "loss" else report.frame[report.frame.split != "train"]
         for number, task in enumerate(report.tasks):
+            part = known[known.task == task].assign(value=known[measure])
             series = [
                 {"method": members[line][0], "arms": members[line], "role": "sweep", "name": line,
                  "colour": look.colour, "dash": look.stroke, **points}
                 for line, look in looks(report.lines).items()
-                if (points := _points(report, line, task, measure))
+                if (points := _points(report, line, part, x["values"]))["x"]
             ]  # fmt: skip
             if series:
-                panels.append(_sweep_panel(report, number, task, title, measure, series))
+                unit = "loss" if measure == "loss" else part.metric.iloc[0]
+                axis = axis_of(series, percent=unit == "accuracy")
+                panels.append(
+                    {"task": number, "view": title, "unit": unit, "series": series, "x": x} | axis
+                )
     about = (
         "Each task at the end of training, against what was varied. Mean over seeds; bars: 95% "
         "interval. A method that the sweep does not change has the same value everywhere."
@@ -155,53 +163,34 @@ def sweep_section(report: Report) -> Section:
     return Section(SWEEP, "The sweep", about, {}, panels)
 
 
-def places_of(report: Report) -> tuple[list[float], bool]:
-    """Where the points of a sweep stand on an axis, and whether that is their own value."""
-    values = [list(point.values()) for point in report.points]
-    plain = all(len(v) == 1 and type(v[0]) in (int, float) for v in values)
-    if plain and len({tuple(point) for point in report.points}) == 1:
-        return [float(v[0]) for v in values], True
-    return [float(i) for i in range(len(values))], False
-
-
-def sweep_ends(
-    report: Report, line: str, task: str, measure: str
-) -> tuple[list[float], list[Estimate]]:
-    """Places on the axis and estimates there, of the points at which this line has the measure."""
-    mine = report.frame[(report.frame.task == task) & (report.frame.line == line)]
-    if measure == "score":
-        mine = mine[mine.split != "train"]
-    values = {name: estimate(list(part)) for name, part in mine.groupby("variant")[measure]}
-    along = zip(places_of(report)[0], report.along(line), strict=True)
-    found = [(place, values[name]) for place, name in along if name in values]
-    return [place for place, _ in found], [value for _, value in found]
-
-
-def _points(report: Report, line: str, task: str, measure: str) -> dict[str, Any]:
-    places, found = sweep_ends(report, line, task, measure)
-    if not found:
-        return {}
-    halves = [0.0 if math.isnan(one.half) else one.half for one in found]
+def _axis_of_points(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Where the points of a sweep stand on an axis: at their value, if each is one number."""
+    values = [list(point.values()) for point in points]
+    real = all(len(v) == 1 and type(v[0]) in (int, float) for v in values)
+    real = real and len({tuple(point) for point in points}) == 1
+    places = [float(v[0]) if real else float(i) for i, v in enumerate(values)]
     return {
-        "x": numbers(places, 6), "y": numbers(one.mean for one in found),
-        "lo": numbers(one.mean - half for one, half in zip(found, halves, strict=True)),
-        "hi": numbers(one.mean + half for one, half in zip(found, halves, strict=True)),
+        "title": key_name(points[0]), "lines": real,
+        "log": real and min(places) > 0 and max(places) / min(places) >= DECADES,
+        "values": numbers(places, 6), "names": [value_name(point) for point in points],
     }  # fmt: skip
 
 
-def _sweep_panel(
-    report: Report, number: int, task: str, title: str, measure: str, series: list[dict[str, Any]]
-) -> Panel:
-    metric = report.frame[report.frame.task == task].metric.iloc[0]
-    unit = metric if MEASURES[measure] == "held-out metric" else "loss"
-    places, real = places_of(report)
-    axis = axis_of(series, percent=unit == "accuracy")
-    wide = real and min(places) > 0 and max(places) / min(places) >= DECADES
-    x = {
-        "title": key_name(report.points[0]), "log": wide, "lines": real,
-        "values": numbers(places, 6), "names": [value_name(point) for point in report.points],
+def _points(report: Report, line: str, part: pd.DataFrame, places: Sequence[Any]) -> dict[str, Any]:
+    """The points of a sweep at which this line has values: their means and intervals."""
+    values = {
+        name: estimate(list(mine))
+        for name, mine in part[part.line == line].groupby("variant").value
+    }
+    along = zip(places, report.along(line), strict=True)
+    found = {place: values[name] for place, name in along if name in values}
+    halves = [0.0 if math.isnan(one.half) else one.half for one in found.values()]
+    means = [one.mean for one in found.values()]
+    return {
+        "x": list(found), "y": numbers(means),
+        "lo": numbers(mean - half for mean, half in zip(means, halves, strict=True)),
+        "hi": numbers(mean + half for mean, half in zip(means, halves, strict=True)),
     }  # fmt: skip
-    return {"task": number, "view": title, "unit": unit, "series": series, "x": x, **axis}
 
 
 def axis_of(

@@ -15,7 +15,8 @@ from fedgradnorm._methods import LOCAL, METHODS
 from fedgradnorm._report import words
 from fedgradnorm._report.frame import MEASURES, Report, every_metric
 from fedgradnorm._report.grid import BLANK, Cell, Grid, spreadsheet_text, write_grids
-from fedgradnorm.experiments._statistics import LEVEL, Estimate, estimate, jain
+from fedgradnorm._runs.checkpoint import write_atomically
+from fedgradnorm.experiments._statistics import LEVEL, Estimate, estimate
 from fedgradnorm.experiments._sweep import key_name, value_name
 from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.models._streamed.rows import some_targets
@@ -77,7 +78,8 @@ def write_tables(report: Report, folder: Path) -> None:
     table = found.agg(["mean", "std", "count"]).reset_index()
     for name in keys:
         table[name] = table[name].map(spreadsheet_text)
-    (folder / "every-metric.csv").write_text(table.to_csv(index=False, float_format="%.12g"))
+    text = table.to_csv(index=False, float_format="%.12g")
+    write_atomically(folder / "every-metric.csv", text.encode())
 
 
 def interval_note(report: Report) -> str:
@@ -167,17 +169,16 @@ def _is_papers(config: Mapping[str, object]) -> bool:
 
 
 def methods_grid(report: Report) -> Grid:
-    """Two rows per variant, for each measure: gains, worst task, fairness, cost.
+    """Two rows per variant, for each measure: gains, worst task, cost.
 
     Many variants are sorted by their gain on each measure, with what their servers see.
     """
     base = report.baseline
     columns = ("method", "measured on", f"Δm against {base}", f"Δm against {LOCAL}", "worst task",
-               "its gain", "Jain", "server sees", "MB sent", "seconds", "seeds")  # fmt: skip
+               "its gain", "server sees", "MB sent", "seconds", "seeds")  # fmt: skip
     notes = [
         interval_note(report), DELTA_NOTE,
-        f"worst task: the smallest mean gain against {base}; "
-        "Jain: index over tasks of how many times better each is, 1 = all alike",
+        f"worst task: the smallest mean gain against {base}",
     ]  # fmt: skip
     if report.many:
         groups = tuple(
@@ -189,7 +190,7 @@ def methods_grid(report: Report) -> Grid:
             tuple(_method_row(report, name, m) for m in MEASURES) for name in report.variants
         )
     notes += _beyond_note(groups)
-    minor = ("Jain", "server sees", "MB sent", "seeds")
+    minor = ("server sees", "MB sent", "seeds")
     grid = Grid("methods", "Every method", columns, groups, tuple(notes), minor)
     return grid.without_blank()
 
@@ -197,11 +198,10 @@ def methods_grid(report: Report) -> Grid:
 def _method_row(report: Report, name: str, measure: str) -> tuple[Cell, ...]:
     ends = report.frame[report.frame.variant == name].drop_duplicates("seed")
     seeds = report.seeds[name]
-    both = _gains(report, name, measure)
     alone = BLANK if report.baseline == LOCAL else delta_cell(report, name, measure, "alone")
     return (
         Cell(name, variant=name), Cell(MEASURES[measure]), delta_cell(report, name, measure),
-        alone, *worst_cells(report, name, measure), _jain(both),
+        alone, *worst_cells(report, name, measure),
         Cell(sight(report.groups[name].method) or "-") if report.many else BLANK,
         mean_cell(ends.megabytes, lambda v: f"{v.mean:.1f}"),
         mean_cell(ends.seconds, lambda v: f"{v.mean:.1f}"),
@@ -213,14 +213,7 @@ def _gains(report: Report, name: str, measure: str, base: str = "base") -> pd.Da
     """Gains in percent, a row per seed and a column per task."""
     both = report.gains[measure, base]
     mine = both[(both.variant == name) & both.main]
-    return mine.assign(factor=_factor(mine, measure)).set_index(["seed", "task"]).sort_index()
-
-
-def _factor(both: pd.DataFrame, measure: str) -> pd.Series:
-    """How many times better than the base: b / v for a loss, v / b for a score."""
-    higher = both.higher.astype(bool) if measure != "loss" else pd.Series(False, both.index)
-    top, bottom = both.ours.where(higher, both.theirs), both.theirs.where(higher, both.ours)
-    return (top / bottom).where(bottom > 0)
+    return mine.set_index(["seed", "task"]).sort_index()
 
 
 def delta(report: Report, name: str, measure: str, base: str = "base") -> Estimate:
@@ -246,11 +239,6 @@ def worst_cells(report: Report, name: str, measure: str) -> tuple[Cell, Cell]:
         return BLANK, BLANK
     least = Estimate(float(means.min()), math.nan, 1)
     return Cell(str(means.idxmin())), Cell(words.gain(least, "%"), {"": least.mean}, higher=True)
-
-
-def _jain(both: pd.DataFrame) -> Cell:
-    found = [jain(list(values)) for _, values in both.factor.groupby("seed")]
-    return mean_cell(pd.Series(found, dtype=float), lambda v: f"{v.mean:.3f}", higher=True)
 
 
 def sight(method: str) -> str:

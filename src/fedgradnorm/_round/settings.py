@@ -263,7 +263,10 @@ def _documented(group: G) -> G:
                 (table,) = (table for table, one in GROUPS.items() if one is group)
                 raise ConfigError(unknown(name, table))
         made(self, *args, **given)
-        object.__setattr__(self, "said", frozenset((*known[: len(args)], *given)))
+        told = {*known[: len(args)], *given}
+        if len(told) == len(known):  # a copy, as of dataclasses.replace, says what is no default
+            told = {one.name for one in fields(group) if getattr(self, one.name) != one.default}
+        object.__setattr__(self, "said", frozenset(told))
 
     kind.__init__ = init
     lines = [f"{one.name}: {one.metadata['text']}" for one in fields(group)]

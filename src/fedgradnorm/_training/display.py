@@ -76,7 +76,9 @@ class _View:
             for row in event.rows:
                 if row["split"] in HELD_OUT:
                     metric = next((name for name in MAIN_METRICS if name in row), "loss")
-                    self.scores[row["client"]] = _score(metric, row[metric])
+                    percent = metric == "accuracy"
+                    shown = f"{row[metric]:.1%}" if percent else f"{metric} {row[metric]:.4g}"
+                    self.scores[row["client"]] = shown
         self.event = event
 
     def show_in_lines(self, event: Progress) -> None:
@@ -129,7 +131,3 @@ class _View:
         losses, weights = map(quantiles, finite)
         whose = {"p10": f"{len(rows):,} clients: "}
         return [(whose.get(k, "") + word, losses[k], weights[k]) for k, word in SHOWN.items()]
-
-
-def _score(metric: str, value: float) -> str:
-    return f"{100 * value:.1f}%" if metric == "accuracy" else f"{metric} {value:.4g}"

@@ -420,6 +420,13 @@ def manifest_of(trainer: Trainer, weighting: Weighting) -> dict[str, Any]:
         heads = {name: one.head for name, one in engine.exported_all().items()}
     else:
         heads = _heads_of_many(trainer)
+    recorded, few = trainer.recording.recorded, len(trainer.clients) <= ALL_ROWS
+    seen: dict[str, Any] = {}  # many clients share equal parts of what is said of them
+    clients = dict[str, dict[str, Any]]()
+    for name, client in trainer.clients.items():
+        info = client_info(client, baseline=recorded is None or few or name in recorded)
+        tables = {k: v for k, v in info.items() if isinstance(v, (dict, list))}
+        clients[name] = info | {k: seen.setdefault(repr(v), v) for k, v in tables.items()}
     layers = [(name, type(part).__qualname__) for name, part in network.named_modules()]
     shapes = [(name, tuple(p.shape)) for name, p in network.named_parameters()]
     return {
@@ -427,7 +434,7 @@ def manifest_of(trainer: Trainer, weighting: Weighting) -> dict[str, Any]:
         "finished": False,
         "settings": asdict(trainer.settings),
         "weighting": describe_weighting(weighting),
-        "clients": _infos(trainer),
+        "clients": clients,
         "rounds": trainer.rounds,
         "norm_layer": list(trainer.federation.norm_layer),
         "network": {
@@ -463,21 +470,6 @@ def _heads_of_many(trainer: Trainer) -> dict[str, nn.Module]:
         name: first[name] if shape is None else nn.Linear(shape[1], shape[0], device="meta")
         for name, shape in shapes.items()
     }
-
-
-def _infos(trainer: Trainer) -> dict[str, dict[str, Any]]:
-    """What run.json says of each client; many clients share equal parts of it."""
-    recorded, few = trainer.recording.recorded, len(trainer.clients) <= ALL_ROWS
-    seen: dict[str, Any] = {}
-    infos = {}
-    for name, client in trainer.clients.items():
-        info = client_info(client, baseline=recorded is None or few or name in recorded)
-        infos[name] = info | {
-            key: seen.setdefault(repr(value), value)
-            for key, value in info.items()
-            if isinstance(value, (dict, list))
-        }
-    return infos
 
 
 def git_commit(place: Path) -> str:

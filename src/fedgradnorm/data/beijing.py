@@ -85,16 +85,14 @@ def clients(
 ) -> list[Client]:
     """A client a station: a pollutant by regression, the wind's direction (16), or rain (2).
 
-    ``source`` is the archive (default: in the folder named by FEDGRADNORM_DATA).
-    ``tasks`` are dealt to the ``stations`` in turn, or given by station. ``rows`` hours are drawn
-    by ``seed`` for each client, None means all without a gap. The period's last ``test_share`` is
-    for testing, what lies before it for validation; every station is cut at the same hours.
+    The period's last ``test_share`` is for testing, what lies before it for validation; every
+    station is cut at the same hours.
 
     Args:
         source: the archive. In a config: path.
         stations: some of them, by name; None is all.
         tasks: dealt to the stations in turn, or one for each, by name.
-        rows: hours drawn for each client; None is all.
+        rows: hours drawn for each client; None is all without a gap.
         test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
         scaling: of the inputs: "pooled" learns mean and deviation on everybody's training rows,
             "own" on each client's, "none" changes nothing.

@@ -79,16 +79,15 @@ def clients(
 ) -> list[Client]:
     """Five clients like MTFL's: landmark, shape, smile, glasses and pose, on drawn faces.
 
-    ``allocation`` is "balanced" or "imbalanced" (the paper's shares of ``samples``), or sizes by
-    task or in the order of ``tasks``. ``clients_per_task`` clients (``pose-0``, ...) share a task's
-    rows, or have ``rows`` of the ``samples`` each. Training rows are disjoint; test faces are drawn
-    separately, and clients of a task hold the same tensors of them.
+    Training rows are disjoint; test faces are drawn separately, and clients of a task hold the same
+    tensors of them.
 
     Args:
         samples: training faces in all.
         test_samples: test faces, the same for all.
-        allocation: "balanced", "imbalanced", or sizes by task or in the order of ``tasks``.
-        clients_per_task: how many clients share a task.
+        allocation: "balanced" or "imbalanced" (the paper's shares of ``samples``), or sizes by task
+            or in the order of ``tasks``.
+        clients_per_task: how many clients (``pose-0``, ``pose-1``, ...) share a task.
         rows: training rows of each client; None deals out all there are.
         validation_share: part of a client's rows that is held out, from 0 to 1.
         seed: decides which rows go where; the run's own unless given.

@@ -38,9 +38,7 @@ def clients(
 ) -> list[Client]:
     """A client a minefield, ``field-1`` to ``field-29``: mine or clutter; accuracy and ``auc``.
 
-    ``source`` is ``LandmineData.mat`` (default: in the folder named by FEDGRADNORM_DATA);
-    ``fields`` picks some by their number. A field's rows are split by ``seed``, the same
-    with any others.
+    A field's rows are split by ``seed``, the same with any others.
 
     Args:
         source: the file ``LandmineData.mat``. In a config: path.

@@ -148,12 +148,9 @@ def clients(
 ) -> list[Client]:
     """The paper's five clients: landmark (10 numbers), gender, smile, glasses (2) and pose (5).
 
-    ``allocation`` is "balanced" (2000 rows each), "imbalanced" (3000, 500, 3000, 500, 3000), or
-    sizes by task or in the order of ``tasks``; the rows are disjoint and chosen by ``seed``. Where
-    rows are too few (9,983 remain with boxes) the last client is smaller, which is logged.
-    ``clients_per_task`` clients (``gender-0``, ``gender-1``, ...) share a task's rows, or have
-    ``rows`` each. ``validation_share`` of each client's rows is held out; everyone gets the
-    official test split, and clients of a task hold the same tensors of it.
+    Training rows are disjoint. Where they are too few (9,983 remain with boxes) the last client is
+    smaller, which is logged. Everyone gets the official test split, and clients of a task hold the
+    same tensors of it.
 
     Args:
         source: the archive MTFL.zip. In a config: path.
@@ -161,8 +158,9 @@ def clients(
             boxes of the published experiments, which are in the package.
         crop: faces cut out by "boxes", or the "whole" picture.
         landmarks: in "pixels" of the crop, or in the "unit" square.
-        allocation: "balanced", "imbalanced", or sizes by task or in the order of ``tasks``.
-        clients_per_task: how many clients share a task.
+        allocation: "balanced" (2000 rows each), "imbalanced" (3000, 500, 3000, 500, 3000), or sizes
+            by task or in the order of ``tasks``.
+        clients_per_task: how many clients (``gender-0``, ``gender-1``, ...) share a task.
         rows: training rows of each client; None deals out all there are.
         validation_share: part of a client's rows that is held out, from 0 to 1.
         seed: decides which rows go where; the run's own unless given.

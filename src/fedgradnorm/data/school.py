@@ -36,8 +36,7 @@ def clients(
 ) -> list[Client]:
     """A client a school, ``school-1`` to ``school-139``: the exam score (1 .. 70) by regression.
 
-    ``source`` is ``school.mat`` (default: in the folder named by FEDGRADNORM_DATA); ``schools``
-    picks some by their number. A school's rows are split by ``seed``, the same with any others.
+    A school's rows are split by ``seed``, the same with any others.
 
     Args:
         source: the file ``school.mat``. In a config: path.

@@ -120,18 +120,6 @@ def gain(value: float, base: float, *, higher: bool = False) -> float:
     return 100 * (value - base if higher else base - value) / abs(base)
 
 
-def jain(values: Sequence[float]) -> float:
-    """Jain's fairness index (sum x)^2 / (n sum x^2) of values >= 0: 1 if all are equal, else less.
-
-    >>> jain([2.0, 2.0]), jain([1.0, 0.0])
-    (1.0, 0.5)
-    """
-    squares = sum(x * x for x in values)
-    if not values or not squares > 0 or min(values) < 0:
-        return math.nan
-    return sum(values) ** 2 / (len(values) * squares)
-
-
 def first_reach(epochs: Sequence[float], losses: Sequence[float], level: float) -> float:
     """The first epoch at which the loss was at ``level`` or below; NaN if it never was."""
     pairs = zip(epochs, losses, strict=True)

@@ -82,7 +82,10 @@ def working_copy(network: nn.Module, device: torch.device, *, bf16: bool = False
                 f"{str(flat.vector.dtype).removeprefix('torch.')}; convert it with .float()"
             )
         flat.module.forward = MethodType(_forward_in_bf16, flat.module)
-    if device.type == "cpu" and _is_convolutional_stack(network):
+    layers = list(network.modules())[1:] if type(network) is nn.Sequential else []
+    ours = all(type(layer).__module__.startswith("torch.nn.modules") for layer in layers)
+    # code of others may look at an image's memory (``view``), so it gets images as they are
+    if device.type == "cpu" and layers and ours and type(layers[0]) is nn.Conv2d:
         flat.module.register_forward_pre_hook(_channels_last)
     return flat
 
@@ -96,16 +99,6 @@ def _forward_in_bf16(module: nn.Module, *inputs: Tensor, **named: Tensor) -> Ten
     with torch.autocast(kind, torch.bfloat16, cache_enabled=False):
         output: Tensor = type(module).forward(module, *inputs, **named)
     return output.float()
-
-
-def _is_convolutional_stack(network: nn.Module) -> bool:
-    """Whether only PyTorch's own layers follow one another, a 2-d convolution first.
-
-    Code of others may look at an image's memory (``view``), so it gets images as they are.
-    """
-    layers = list(network.modules())[1:] if type(network) is nn.Sequential else []
-    own = all(type(layer).__module__.startswith("torch.nn.modules") for layer in layers)
-    return own and bool(layers) and type(layers[0]) is nn.Conv2d
 
 
 def _channels_last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

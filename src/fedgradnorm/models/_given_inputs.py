@@ -36,14 +36,13 @@ def as_inputs(where: str, x: Any, *, empty: bool = False) -> Inputs:
         name: part if isinstance(part, Sequences) else _leaf(where, part, name)
         for name, part in x.items()
     }
-    sizes = {name: _rows_in(part) for name, part in fields.items()}
+    sizes = {
+        name: 0 if isinstance(part, Tensor) and not part.ndim else len(part)
+        for name, part in fields.items()
+    }
     if len(set(sizes.values())) > 1 or 0 in sizes.values():
         raise DataError(f"{where}: the parts of x must have one number of rows each: {sizes}")
     return Fields(fields)
-
-
-def _rows_in(part: Inputs) -> int:
-    return 0 if isinstance(part, Tensor) and not part.ndim else len(part)
 
 
 def _leaf(where: str, values: Any, name: str) -> Tensor:

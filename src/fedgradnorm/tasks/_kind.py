@@ -38,7 +38,7 @@ class Kind:
             return
         if cls.loss is Kind.loss:
             raise ConfigError(f"kind of task {cls.__name__} needs a loss(output, target)")
-        KINDS.register(cls.name, cls(), cls.__module__)
+        KINDS.register(cls.name, cls(), getattr(cls, "__module__", "__main__"))
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """One loss for each row of ``output`` [rows, outputs], or one number for all of them."""

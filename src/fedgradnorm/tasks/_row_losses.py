@@ -20,7 +20,7 @@ none has weight 1.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -29,13 +29,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.tasks._measures import (
-    LossFunction,
-    binary_cross_entropy,
-    cross_entropy,
-    ordinal_cross_entropy,
-    squared_error,
-)
+from fedgradnorm.tasks._measures import LossFunction
 from fedgradnorm.tasks._missing import known, mean_of_labelled, positions, without_gaps
 
 Given = Literal["balanced"] | tuple[float, ...]
@@ -53,10 +47,10 @@ class WeightedLoss(ABC):
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         return self.weighed(output, target, self.table(output)[None])
 
-    @staticmethod
-    @abstractmethod
-    def weighed(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
+    @classmethod
+    def weighed(cls, output: Tensor, target: Tensor, table: Tensor) -> Tensor:
         """One loss per row, by weights [rows or 1, groups, classes]: those of a row's client."""
+        return cls.single(output, target, table).mean(dim=1)
 
     @staticmethod
     @abstractmethod
@@ -107,13 +101,9 @@ class WeightedCrossEntropy(WeightedLoss):
     classes: int = 2
 
     @staticmethod
-    def weighed(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
-        weight = table[:, 0].expand(len(output), -1).gather(1, target[:, None])[:, 0]
-        return weight * F.cross_entropy(output, target, reduction="none")
-
-    @staticmethod
     def single(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
-        return WeightedCrossEntropy.weighed(output, target, table)[:, None]
+        weight = table[:, 0].expand(len(output), -1).gather(1, target[:, None])
+        return weight * F.cross_entropy(output, target, reduction="none")[:, None]
 
     def counts(self, target: Tensor) -> Tensor:
         """One group: all classes."""
@@ -129,10 +119,6 @@ class WeightedBinary(WeightedLoss):
     """Binary cross-entropy, in which a label's 1 counts as often as its ``pos_weight`` says."""
 
     labels: int = 1
-
-    @staticmethod
-    def weighed(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
-        return WeightedBinary.single(output, target, table).mean(dim=1)
 
     @staticmethod
     def single(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
@@ -170,32 +156,6 @@ def _usable(value: Any) -> bool:
     return number and 0 <= value < float("inf")
 
 
-def _cross_entropies(output: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(output, target, reduction="none")[:, None]
-
-
-def _binary_cross_entropies(output: Tensor, target: Tensor) -> Tensor:
-    y = target.to(output.dtype).view_as(output)
-    return F.binary_cross_entropy_with_logits(output, y, reduction="none")
-
-
-def _ordinal_cross_entropies(output: Tensor, target: Tensor) -> Tensor:
-    return ordinal_cross_entropy(output, target)[:, None]
-
-
-def _squared_errors(output: Tensor, target: Tensor) -> Tensor:
-    return (output - target).square()
-
-
-_SINGLE: dict[LossFunction, Callable[[Tensor, Tensor], Tensor]] = {
-    cross_entropy: _cross_entropies,
-    binary_cross_entropy: _binary_cross_entropies,
-    ordinal_cross_entropy: _ordinal_cross_entropies,
-    squared_error: _squared_errors,
-}
-"""The usual losses of single numbers, [rows, numbers of a row]."""
-
-
 def by_number(
     loss: LossFunction, output: Tensor, target: Tensor, table: Tensor | None, counted: bool
 ) -> Tensor:
@@ -215,7 +175,8 @@ def by_number(
             weights = weights.repeat_interleave(len(flat) // rows, dim=0)
         single = loss.single(flat, goal, weights)
     else:
-        single = _SINGLE[loss](flat, goal)
+        # A row for each number: the mean over its one number is itself.
+        single = loss(flat, goal) if counted else loss(flat.reshape(-1, 1), goal.reshape(-1, 1))
     single = single.reshape(rows, -1)
     there = there.reshape(rows, -1) if counted else positions(there).reshape(rows, -1)
     return mean_of_labelled(single, there)

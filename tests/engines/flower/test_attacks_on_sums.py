@@ -25,6 +25,7 @@ from engines.flower.secret import Secret, five
 from fedgradnorm._flower.agreement import agree
 from fedgradnorm._flower.attendance import Patience, Rules
 from fedgradnorm._flower.private.network_check import NetworkBound
+from fedgradnorm._flower.private.private_terms import PrivateTerms
 from fedgradnorm._flower.private.summing import Summing
 from fedgradnorm._flower.private.verified_sums import chained, sums_of, told, usable, verified
 from fedgradnorm._flower.wire.messages import Order
@@ -33,6 +34,7 @@ from fedgradnorm._masking.roster import Unsafe, make_key
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.layout import RESULT, SIGNING
 from fedgradnorm.experiments._config.config_file import make_config
+from masking.crowd import public_keys
 
 NAMES = [client.name for client in five()]
 VICTIM, OTHERS = NAMES[0], NAMES[1:]
@@ -254,8 +256,11 @@ def test_s5_no_gradients_move_a_coordinate_farther_than_the_bound(name, betas):
 
 @pytest.mark.parametrize("name", ["sgd", "rmsprop", {"name": "adam", "amsgrad": True}])
 def test_s5_an_optimizer_without_a_bound_is_refused(name):
+    table = {"name": "a", "method": "fedgradnorm", "rounds": 2, "data": {"source": "files"}}
+    table |= {"network": {"name": "mlp", "widths": [4], "inputs": 3}}
+    config = make_config({**table, "server": {"server_optimizer": name}})
     with pytest.raises(fgn.ConfigError, match="cannot be used in a private federation"):
-        NetworkBound(Settings(rounds=3, server_optimizer=name))
+        agree(config, PrivateTerms(public_keys("abc")))
 
 
 def test_sa8_a_key_is_only_where_it_was_made(tmp_path):

@@ -106,6 +106,8 @@ BAD = {
     "a list": (with_values(grad_norm=[1.0, 2.0]), "grad_norm"),
     "a truth": (with_values(grad_norm=True), "grad_norm"),
     "one number more": (with_values(size=9.0), "size"),
+    "one number less": (without("loss_ratio"), "not agreed on: loss_ratio"),
+    "numbers in a table": (with_values(scalars={}), "not agreed on: scalars"),
 }
 
 

@@ -85,6 +85,8 @@ def test_where_it_runs_is_each_sides_own_business(tmp_path):
     ("change", "words"),
     [
         ("sharing.share='none'", "cannot be run over the network"),
+        ("sharing.heads='all'", "cannot be run over the network; leave it at 'own'"),
+        ("server.privacy={epsilon=8.0,delta=1e-3}", "cannot be run over the network"),
         ("sharing.weight_per='task'", "cannot be run over the network"),
         ("personalization.final_head_steps=3", "cannot be run over the network"),
         ("personalization.ditto=0.1", "cannot be run over the network"),

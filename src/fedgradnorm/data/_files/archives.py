@@ -15,7 +15,7 @@ from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._files.tables import (
     FileRows,
-    array_places,
+    Places,
     missing_name,
     opened,
     reason_of,
@@ -84,7 +84,7 @@ def array_rows(
             numbers = _floats(path, name, array).astype(np.float64)
             y[key] = numbers if target.form else numbers.reshape(len(array), -1)
             _report_bad(numbers, name, bad, gaps=True)
-    return FileRows(x, y, array_places(len(x), bad))
+    return FileRows(x, y, Places(range(1, len(x) + 1), None, bad))
 
 
 def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, NDArray[Any]]:

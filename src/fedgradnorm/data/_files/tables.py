@@ -93,10 +93,6 @@ class FileRows:
         return self.places.good()
 
 
-def array_places(size: int, bad: BadRows[int]) -> Places:
-    return Places(range(1, size + 1), None, bad)
-
-
 def is_missing(cell: object) -> bool:
     """Whether a cell holds no value: the one rule for labels, inputs and numbers."""
     return cell is None or str(cell).strip().lower() in MISSING
@@ -417,8 +413,7 @@ def _member(archive: Path, name: str) -> bytes:
         with zipfile.ZipFile(archive) as file:
             names = sorted(info.filename for info in file.infolist() if not info.is_dir())
             if name not in names:
-                some = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
-                raise DataError(f"{archive}: no file {name!r} in it; it has {some}")
+                raise missing_name(str(archive), "file", name, names)
             size = file.getinfo(name).file_size
             check_memory(PARSED * size, f"{archive}, {name}: unpacked, it", DataError)
             return file.read(name)

@@ -116,21 +116,19 @@ def clients(
 ) -> list[Client]:
     """One client a task: "modulation", "signal", "anomaly" (SNR < ``anomaly_below``) or "snr".
 
-    ``source`` is RadComDynamic's HDF5 file, of which at most ``samples`` rows are drawn; without
-    one, ``samples`` synthetic rows are generated (and kept only with ``cache``). "disjoint" deals
-    every client an equal number of rows that no other has, as in the paper (what does not divide
-    is left over); "shared" gives all rows to each. ``loss_scale`` multiplies a task's loss by name.
     Over-the-air files have three more modulations and signals, which become three more classes.
 
     Args:
-        source: RadComDynamic's HDF5 file; signals are generated without it. In a config: path.
+        source: RadComDynamic's HDF5 file; synthetic signals are generated without it. In a config:
+            path.
         tasks: one client each, of "modulation", "signal", "anomaly" and "snr".
-        samples: rows in all.
+        samples: rows in all, drawn from those of a file, or generated.
         test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
         anomaly_below: the SNR in dB under which a signal is an anomaly.
         seed: decides which rows go where; the run's own unless given.
         loss_scale: a factor on a task's loss, by the task's name.
-        allocation: "disjoint" rows, or all rows "shared" by every client.
+        allocation: "disjoint" deals every client an equal number of rows, as in the paper; with
+            "shared" each has all of them.
         counts: of generated signals: "original" has as few bpsk signals as RadComDynamic, "even"
             takes the missing ones from fmcw, bpsk and ask alike.
         level: "unit" scales each window of a file to mean power 1, "stored" keeps its level.
