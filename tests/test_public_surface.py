@@ -24,11 +24,11 @@ SURFACE = {
         Source Split Table Target beijing client_from_arrays faces fdu_mtl har landmine mtfl
         partition_client radcom sarcos school stream""",
     "fedgradnorm.data.beijing": "clients",
-    "fedgradnorm.data.faces": "Faces clients generate",
+    "fedgradnorm.data.faces": "clients generate",
     "fedgradnorm.data.fdu_mtl": "clients",
     "fedgradnorm.data.har": "clients",
     "fedgradnorm.data.landmine": "clients",
-    "fedgradnorm.data.mtfl": "MTFL Split clients prepare",
+    "fedgradnorm.data.mtfl": "MTFL clients prepare",
     "fedgradnorm.data.radcom": "TASKS RadCom clients generate prepare read",
     "fedgradnorm.data.sarcos": "clients",
     "fedgradnorm.data.school": "clients",
