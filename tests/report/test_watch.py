@@ -405,7 +405,7 @@ def test_a_federation_shows_what_its_server_wrote_down_and_the_run_it_serves(
     (inside / "status.json").write_bytes((tmp_path / "fed" / "status.json").read_bytes())
     assert [run["id"] for run in listing(Live(tmp_path / "runs"))] == [folder.name]
     for damaged in ("{", "{}", "[]", "[" * 100_000, json.dumps({**BOARD, "folder": 3}),
-                    json.dumps({**BOARD, "folder": "", "epsilon": math.nan})):  # fmt: skip
+                    json.dumps({**BOARD, "folder": "", "seconds_since_1970": math.nan})):  # fmt: skip
         (tmp_path / "fed" / "status.json").write_text(damaged)
         assert dict(Live(tmp_path / "fed").news())["boards"]["boards"] == []
 
