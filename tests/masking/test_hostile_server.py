@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -539,3 +540,22 @@ def test_sums_that_are_told_with_one_key_more_are_not_those_that_were_signed():
     again.keys, again.public, again.givers = at.keys, at.public, at.givers
     with pytest.raises(Unsafe, match="subject differ"):
         again.add_numbers(at.inputs["c00"], OTHER, 2)
+
+
+def test_masks_of_clients_that_were_told_different_things_differ():
+    """S3: by attempt, keys, roster, givers, or subject; such masks do not cancel."""
+    attempt = Attempt("agreed", "run", 0, UPDATE, "1")
+    given = {
+        "attempt": attempt,
+        "keys": "k",
+        "roster": "r",
+        "givers": "g",
+        "subject": SUBJECT.facts(),
+    }
+    other = {
+        "attempt": replace(attempt, name="2"),
+        "subject": OTHER.facts(),
+        **dict.fromkeys(("keys", "roster", "givers"), "other"),
+    }
+    labels = [mask_label(**given), *(mask_label(**{**given, key: other[key]}) for key in given)]
+    assert len(set(labels)) == 6
