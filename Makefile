@@ -56,8 +56,8 @@ dist: $(DEV)       ## the wheel and the source archive of a release
 clean:
 	rm -rf .venv runs build dist
 
-bench: $(DEV)      ## speed, registered clients, memory, federation and, where there is one, GPU
-	for script in speed registered head_init larger_than_memory balancer balancer_use gpu; do $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
+bench: $(DEV)      ## speed, registered clients, clients alone, memory, federation and, where there is one, GPU
+	for script in speed registered alone head_init larger_than_memory balancer balancer_use gpu; do $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
 	$(BIN)/python benchmarks/federation.py
 	for script in liars honest; do $(BIN)/python benchmarks/$$script.py --threads 1 || exit 1; done
 

@@ -16,11 +16,6 @@ from fedgradnorm._round.seeding import number
 sizes, batch_sizes = st.integers(1, 40), st.integers(1, 12)
 
 
-def rows(batches: Batches, name: str, step: int) -> np.ndarray:
-    """The examples of a client's batch number ``step``."""
-    return batches.many([name], step, 1)[name][0]
-
-
 @given(size=sizes, batch_size=batch_sizes, passes=st.integers(1, 4))
 def test_every_row_is_read_once_a_pass(size: int, batch_size: int, passes: int) -> None:
     batches = Batches({"a": size}, batch_size, seed=3)
@@ -36,8 +31,8 @@ def test_a_batch_does_not_depend_on_what_was_read_before(
 ) -> None:
     fresh, used = (Batches({"a": size, "b": 7}, batch_size, seed=0) for _ in range(2))
     used.many(["a", "b"], 0, 5)
-    rows(used, "a", step + 3)
-    assert np.array_equal(rows(fresh, "a", step), rows(used, "a", step))
+    used.rows("a", step + 3)
+    assert np.array_equal(fresh.rows("a", step), used.rows("a", step))
 
 
 @given(size=sizes, batch_size=batch_sizes, first=st.integers(0, 50), steps=st.integers(1, 9))
@@ -46,13 +41,13 @@ def test_many_batches_are_the_single_ones_in_order(
 ) -> None:
     batches = Batches({"a": size}, batch_size, seed=1)
     together = batches.many(["a"], first, steps)["a"]
-    single = [rows(batches, "a", step) for step in range(first, first + steps)]
+    single = [batches.rows("a", step) for step in range(first, first + steps)]
     assert np.array_equal(together, np.stack(single))
 
 
 def test_a_batch_may_straddle_two_passes() -> None:
     batches = Batches({"a": 5}, 3, seed=0)
-    first, second = rows(batches, "a", 0), rows(batches, "a", 1)
+    first, second = batches.rows("a", 0), batches.rows("a", 1)
     assert len(second) == 3
     assert set(first) | set(second[:2]) == set(range(5))
 
@@ -61,12 +56,12 @@ def test_a_batch_may_straddle_two_passes() -> None:
 def test_a_full_batch_is_all_rows(batch_size: int | None) -> None:
     batches = Batches({"a": 5}, batch_size, seed=0)
     for step in range(4):
-        assert sorted(rows(batches, "a", step)) == list(range(5))
+        assert sorted(batches.rows("a", step)) == list(range(5))
 
 
 def test_seeds_clients_and_passes_read_in_different_orders() -> None:
     orders = [
-        tuple(rows(Batches({"a": 50, "b": 50}, None, seed), name, step))
+        tuple(Batches({"a": 50, "b": 50}, None, seed).rows(name, step))
         for seed, name, step in itertools.product((0, 1), "ab", (0, 1))
     ]
     assert len(set(orders)) == len(orders)
@@ -74,7 +69,7 @@ def test_seeds_clients_and_passes_read_in_different_orders() -> None:
 
 def test_who_else_takes_part_does_not_matter() -> None:
     alone, among = Batches({"a": 20}, 4, seed=5), Batches({"z": 9, "a": 20}, 4, seed=5)
-    assert np.array_equal(rows(alone, "a", 11), rows(among, "a", 11))
+    assert np.array_equal(alone.rows("a", 11), among.rows("a", 11))
 
 
 def test_the_rows_of_a_seed_never_change() -> None:

@@ -219,6 +219,13 @@ def test_the_page_of_simple_models_has_the_numbers():
 
 
 @pytest.mark.slow
+def test_clients_alone_are_timed_beside_fedrep(tmp_path):
+    rows = run("alone", tmp_path)["rows"]
+    assert [row["work"] for row in rows] == ["139 schools, 28-32-16", "10 clients, Network 1"]
+    assert all(row["fedrep"] > 0 and row["setup"] > 0 for row in rows)
+
+
+@pytest.mark.slow
 def test_a_balancer_is_timed_beside_the_plain_step_and_beside_simpler_remedies(tmp_path):
     rows = run("balancer", tmp_path)["rows"]
     assert {row["work"] for row in rows} == {"CNN, batch 64", "MLP, batch 128"}

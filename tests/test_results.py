@@ -34,7 +34,23 @@ def page(name: str) -> str:
 
 @cache
 def published(experiment: str, table: str) -> pd.DataFrame:
+    if table == "sweep-gain":
+        return gains_of_a_sweep(experiment)
     return pd.read_csv(RESULTS / experiment / f"{table}.csv")
+
+
+def gains_of_a_sweep(experiment: str) -> pd.DataFrame:
+    """Gains over equal weights, a column per point, from the table of methods."""
+    table, gain = published(experiment, "methods"), "δm_against_fedrep"
+    name, point = table.method.str.partition(" ")[[0, 2]].T.values
+    point = pd.Series(point).str.replace(r"\w+=", "", regex=True).str.replace(" ", "_")
+    table = table.assign(method=name, point=point).dropna(subset=gain)
+    wide = table.pivot(
+        index=["method", "measured_on"], columns="point", values=[gain, f"{gain}_high"]
+    )
+    order = [c for c in published(experiment, "sweep-loss").columns if c in set(table.point)]
+    high = wide[f"{gain}_high"][order].add_suffix("_high")
+    return wide[gain][order].join(high).reset_index()
 
 
 def agrees(text: str, value: float) -> bool:

@@ -201,12 +201,9 @@ def axis_of(
 ) -> dict[str, Any]:
     """Range and ticks that fit every method; logarithmic if asked, or if the range is wide."""
     values = [v for one in series for key in ("y", "lo", "hi") for v in one.get(key, ())]
-    there = [v for v in values if v is not None]
-    if not there:
+    there = [v for v in (*values, reference) if v is not None and (v > 0 or not log)]
+    if not there or not values:
         return {}
-    if reference is not None:
-        there.append(reference)
-    there = [v for v in there if v > 0] if log else there
     low, high = min(there), max(there)
     axis: dict[str, Any] = {"reference": reference, "percent": percent, "log": False}
     if log or (low > 0 and high / low > WIDE and not percent):

@@ -132,6 +132,11 @@ class Batches:
         start = (round_number - first) * self.steps
         return {name: self._drawn_rows[name][start : start + self.steps] for name in names}
 
+    def rows(self, name: str, step: int) -> NDArray[np.int64]:
+        """The examples of client ``name``'s batch number ``step``, counted from the run's start."""
+        batch: NDArray[np.int64] = self.many([name], step, 1)[name][0]
+        return batch
+
     def many(self, names: Sequence[str], first: int, steps: int) -> dict[str, NDArray[np.int64]]:
         """Examples [steps, batch] of each client for ``steps`` batches from ``first`` on.
 

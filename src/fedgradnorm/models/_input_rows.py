@@ -66,7 +66,7 @@ class Fields(Composite):
         return Fields({name: part[rows] for name, part in self.fields.items()})
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Fields:
-        return Fields({name: _moved(part, device, dtype) for name, part in self.fields.items()})
+        return Fields({name: moved(part, device, dtype) for name, part in self.fields.items()})
 
     def leaves(self) -> dict[str, Tensor]:
         return {
@@ -108,7 +108,7 @@ class Sequences(Composite):
         return Sequences([self.rows[row] for row in numbers.tolist()])
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Sequences:
-        whole = _moved(torch.cat(self.rows), device, dtype)
+        whole = moved(torch.cat(self.rows), device, dtype)
         assert isinstance(whole, Tensor)
         return Sequences(whole.split([len(row) for row in self.rows]))
 
@@ -256,7 +256,7 @@ def in_chunks(x: Inputs, rows: int) -> Iterator[Inputs]:
     return (x[start : start + rows] for start in range(0, len(x), rows))
 
 
-def _moved(part: Inputs, device: torch.device | str, dtype: torch.dtype) -> Inputs:
+def moved(part: Inputs, device: torch.device | str, dtype: torch.dtype) -> Inputs:
     if isinstance(part, Tensor):
         return part.to(device, dtype) if part.is_floating_point() else part.to(device)
     return part.to(device, dtype)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import DataError
-from fedgradnorm.models._input_rows import Composite, Inputs, leaves, row_form
+from fedgradnorm.models._input_rows import Composite, Inputs, leaves, moved, row_form
 from fedgradnorm.models._streamed.feed import Change, Feed
 
 if TYPE_CHECKING:
@@ -51,13 +51,7 @@ class Streamed(Composite):
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Streamed:
         """Batches are moved as they are read."""
-
-        def moved(x: Inputs) -> Inputs:
-            if not isinstance(x, Tensor):
-                return x.to(device, dtype)
-            return x.to(device, dtype) if x.is_floating_point() else x.to(device)
-
-        return self.placed(moved)
+        return self.placed(lambda x: moved(x, device, dtype))
 
     @property
     def first(self) -> Inputs:
@@ -79,10 +73,6 @@ class Streamed(Composite):
     @property
     def numbers(self) -> int:
         return sum(leaf.numel() for leaf in self.leaves().values())
-
-    @property
-    def device(self) -> torch.device:
-        return next(iter(self.leaves().values())).device
 
 
 class StreamedTargets:
