@@ -298,6 +298,8 @@ def _carried() -> Iterator[Case]:
     yield from _cases("engines: all kinds", "loop", carried="flower")
     yield from _cases("engines: many shared steps", "loop", shared_steps=3, head_steps=2,
                       carried="flower")  # fmt: skip
+    yield from _cases("heads: by task", "loop", federation="grouped", heads="task",
+                      participation=0.8, carried="flower")  # fmt: skip
 
 
 _GROUPS = (_engines, _gradnorms, _methods, _tasks, _networks, _rounds, _heads, _ends, _carried)

@@ -212,7 +212,7 @@ def test_other_terms_are_another_agreement():
         with pytest.raises(fgn.ConfigError, match="cannot be run in a private federation: its ser"):
             agree(make_config({**table, "method": method}), one)
     shared = {"heads": "all"}
-    with pytest.raises(fgn.ConfigError, match="heads = 'all' cannot be run over the network"):
+    with pytest.raises(fgn.ConfigError, match="heads = 'all' cannot be run in a private"):
         agree(make_config({**table, "sharing": shared}), one)
     with pytest.raises(fgn.ConfigError, match="needs at least 3 clients"):
         PrivateTerms(public_keys("ab"))
