@@ -38,10 +38,11 @@ def read_benefit(path: Path) -> tuple[str, int, Benefit]:
         table = pd.read_csv(io.BytesIO(read_file(path)), dtype=str, keep_default_na=False)
         ((method, seeds),) = set(zip(table.method, table.seeds, strict=True))
         names = [name for name in COLUMNS if name != "verdict"]
-        rows = [
-            ClientGain(*row[:4], int(row[4]), *(float(cell or "nan") for cell in row[5:]))
-            for row in table[names].itertuples(index=False)
-        ]
+        rows = []
+        for client, task, metric, unit, count, *cells in table[names].itertuples(index=False):
+            alone, joined, gain, low, high = (float(cell or "nan") for cell in cells)
+            about = client, task, metric, unit, int(count)
+            rows.append(ClientGain(*about, alone, joined, gain, low, high))
         return method, int(seeds), Benefit(tuple(rows))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{path.name} is damaged: {error}") from error

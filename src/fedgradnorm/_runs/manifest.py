@@ -151,7 +151,7 @@ def stored_weighting(manifest: Mapping[str, Any], again: str) -> Weighting:
     return made
 
 
-def _ours(kind: type[Weighting]) -> Iterator[type[Weighting]]:
+def _ours(kind: type[Any]) -> Iterator[type[Weighting]]:
     """The classes of this package that are derived from this one."""
     for one in kind.__subclasses__():
         if one.__module__.startswith(f"{weightings.__name__}."):
