@@ -18,7 +18,7 @@ import toys
 from fedgradnorm._round.batches import Batches
 from fedgradnorm.tasks._measures import squared_error
 from fedgradnorm.weighting import Equal, GradNorm
-from fedgradnorm.weighting._gradients import MGDA
+from fedgradnorm.weighting._products import MGDA
 
 EVERYBODY = list(toys.NAMES)
 

@@ -95,7 +95,7 @@ def test_outputs_are_logits_whatever_their_range(name: str) -> None:
     assert measured(name, "classification", small, target) == pytest.approx(shifted, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["balanced_accuracy", "auroc", "mcc", "kappa"])
+@pytest.mark.parametrize("name", ["balanced_accuracy", "auroc", "mcc"])
 def test_one_output_and_two_say_the_same_of_two_classes(name: str) -> None:
     output, target, _ = split("binary")
     two = torch.cat([torch.zeros_like(output), output], dim=1)
@@ -155,7 +155,6 @@ def test_the_metrics_that_a_task_always_has_may_be_named_too() -> None:
             "f1",
             "unknown metric of a regression task 'f1'.*one of: mae, r2, mse, rmse",
         ),
-        ("multilabel", "kappa", "unknown metric of a multilabel task 'kappa'"),
     ],
 )
 def test_a_name_that_the_task_has_not_is_answered_with_the_nearest(

@@ -18,7 +18,7 @@ import toys
 from fedgradnorm._federation.heads import SharedHeads, average_heads
 from fedgradnorm._round.server import coefficients
 from fedgradnorm.weighting import Needs
-from fedgradnorm.weighting._gradients import Krum
+from fedgradnorm.weighting._products import Krum
 from shared_heads import TASKS, assert_same, client, clients, same_heads, train, vectors
 
 

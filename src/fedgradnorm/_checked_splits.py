@@ -16,7 +16,7 @@ from fedgradnorm.models._input_rows import Inputs, leaves
 from fedgradnorm.models._streamed.given import streamed_split, target_rows
 from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets, sample_rows
 from fedgradnorm.tasks._labels.text_labels import numbered
-from fedgradnorm.tasks._missing import has_gaps, labelled
+from fedgradnorm.tasks._targets import has_gaps, labelled
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:

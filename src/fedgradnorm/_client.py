@@ -28,8 +28,8 @@ from fedgradnorm.models._streamed.rows import (
     some_targets,
 )
 from fedgradnorm.tasks._labels.text_labels import named_tables, names_for
-from fedgradnorm.tasks._missing import has_gaps, labelled
 from fedgradnorm.tasks._several import task_rows
+from fedgradnorm.tasks._targets import has_gaps, labelled
 from fedgradnorm.tasks._task import Task, are_numbers, described_task
 
 if TYPE_CHECKING:

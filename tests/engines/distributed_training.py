@@ -23,7 +23,7 @@ import flat
 import toys
 from fedgradnorm._launched import asked_for, is_leader, rank
 from fedgradnorm.weighting._directions import TrimmedMean
-from fedgradnorm.weighting._gradients import MGDA
+from fedgradnorm.weighting._products import MGDA
 
 SINGLE = torch.float32
 PROMISE: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-3, "noise": "seeded"}

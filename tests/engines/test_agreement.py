@@ -19,8 +19,7 @@ from fedgradnorm._engines.parts import padded_batches
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.weighting import Needs
 from fedgradnorm.weighting._fixed import BySize
-from fedgradnorm.weighting._gradients import IMTLG
-from fedgradnorm.weighting._mgda import FedMGDA
+from fedgradnorm.weighting._products import IMTLG, FedMGDA
 from oracle import mixed_clients
 from toys import seeded
 

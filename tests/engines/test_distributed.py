@@ -29,7 +29,7 @@ from fedgradnorm._engines import RankedEngine
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._federation import federation as federations
 from fedgradnorm._training.inputs import meet
-from fedgradnorm.weighting._gradients import MGDA
+from fedgradnorm.weighting._products import MGDA
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ import toys
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.executor import EXECUTORS
 from fedgradnorm.weighting._directions import TrimmedMean
-from fedgradnorm.weighting._gradients import MGDA
+from fedgradnorm.weighting._products import MGDA
 
 
 def federation(executor: str, weighting: fgn.Weighting | None = None) -> Federation:

@@ -1,20 +1,14 @@
-"""Signals and presses: what a Ctrl-C sends, and what becomes of processes at work."""
+"""Signals and presses: what a Ctrl-C sends."""
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
-import threading
-import time
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from types import SimpleNamespace
 
 import pytest
 
 from fedgradnorm._training import interrupt
 from fedgradnorm._training.interrupt import deferred_interrupt, one_press
-from fedgradnorm.experiments import _compare as jobs
 
 
 def press() -> None:
@@ -65,34 +59,3 @@ def test_the_handlers_of_others_are_left_alone() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert heard == [signal.SIGINT]
-
-
-@pytest.mark.parametrize("after", [0.0, 0.1, 0.5])
-def test_a_second_press_ends_the_processes(monkeypatch: pytest.MonkeyPatch, after: float) -> None:
-    """Whether they are about to start or at work: no future stays open, no thread fails."""
-    monkeypatch.setattr(interrupt, "ONE_PRESS", 0.0)
-    context = multiprocessing.get_context("spawn")
-    pool, stop = ProcessPoolExecutor(2, context), context.Event()
-    work = [pool.submit(time.sleep, 600) for _ in range(5)]
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def press_again() -> None:
-        assert stop.wait(60)
-        time.sleep(after)
-        assert not any(future.done() and not future.cancelled() for future in work)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    def follow() -> None:
-        with jobs._closing(pool, stop) as let_through:
-            press()
-            let_through()
-
-    insisting = threading.Thread(target=press_again)
-    insisting.start()
-    with pytest.raises(KeyboardInterrupt):
-        follow()
-    insisting.join()
-    assert isinstance(work[0].exception(), BrokenProcessPool)
-    assert all(future.done() for future in work)
-    assert not multiprocessing.active_children()

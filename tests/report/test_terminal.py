@@ -19,13 +19,12 @@ from typer.testing import CliRunner
 
 from fedgradnorm import ConfigError
 from fedgradnorm._cli import app, board
-from fedgradnorm._cli.board import Board
 from fedgradnorm._report.frame import read_report
 from fedgradnorm._report.grid import to_terminal
 from fedgradnorm._report.tables import shown_grids, tasks_grid
 from fedgradnorm._runs.after.run_summary import WholeFrame
 from fedgradnorm._training.callbacks import Progress
-from fedgradnorm.experiments._compare import News, watched
+from fedgradnorm.experiments._compare import watched
 from fedgradnorm.experiments._config.config_file import load_config
 from report.run_folders import write_run
 
@@ -125,30 +124,17 @@ def test_a_run_takes_a_device_and_commands_can_be_completed() -> None:
     assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
 
 
-def test_the_board_says_how_much_is_left_of_all_runs() -> None:
-    board = Board()
-    trial = type("Trial", (), {"title": "one"})()
-    board.show([News(trial, done=True, count=4)])
-    board.began -= 30
-    assert board.left() == "1 of 4 runs done (25 %), about 1 min 30 s left"
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_runs_one_after_another_say_how_much_is_left_of_all(
     terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text, now = io.StringIO(), [0.0]
+    text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=100, color_system=None)
     monkeypatch.setattr(board, "err", console)
-    monkeypatch.setattr(board.time, "monotonic", lambda: now[0])
     one, other = (type("Trial", (), {"title": title})() for title in ("one", "other"))
     with board.showing_runs() as watch:
         for trial in (one, other):
             with watched(trial, 4, watch) as show:
-                now[0] += 40.0
                 show(Progress(2, 4, 1.0, {"a": 1.0}, {"a": 1.0}))
-    for line in (
-        "one: done; 1 of 4",
-        "other: done; 2 of 4 runs done (50 %), about 1 min 20 s left",
-    ):
+    for line in ("one: done; 1 of 4 runs done", "other: done; 2 of 4 runs done"):
         assert line in text.getvalue()

@@ -16,9 +16,8 @@ from fedgradnorm._methods import METHODS, Method
 from fedgradnorm.weighting import Equal, GradNorm, Needs, Signals, Weighting
 from fedgradnorm.weighting._by_task import ByTask
 from fedgradnorm.weighting._directions import GradDrop
-from fedgradnorm.weighting._gradients import PCGrad, TorchJD
 from fedgradnorm.weighting._loss_based import DWA, IMTLL, Uncertainty
-from fedgradnorm.weighting._mgda import FedMGDA
+from fedgradnorm.weighting._products import FedMGDA, PCGrad
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -55,7 +54,6 @@ def every_method() -> dict[str, Callable[[], Weighting]]:
 
 WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
     **every_method(),
-    "TorchJD": lambda: TorchJD("MeanWeighting"),
     "inverse-loss": InverseLoss,
     "absolute-sgd": lambda: GradNorm(optimizer="sgd"),
     "squared-adam": lambda: GradNorm(rule="squared"),

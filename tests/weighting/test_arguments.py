@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedgradnorm import ConfigError, methods
 from fedgradnorm.weighting import GradNorm, Signals, Weighting
-from fedgradnorm.weighting._gradients import AlignedMTL, TorchJD
+from fedgradnorm.weighting._products import AlignedMTL
 
 KINDS = list(
     dict.fromkeys(one.weighting for one in methods().values() if inspect.isclass(one.weighting))
@@ -71,9 +71,6 @@ def test_numbers_of_numpy_become_pythons_own(kind: type[Weighting], name: str) -
         (lambda: GradNorm(warmup=1.5), "GradNorm's warmup must be a whole number >= 0, not 1.5"),
         (lambda: GradNorm(rule=3), "GradNorm rule must be a text, not 3"),
         (lambda: AlignedMTL("mean"), "unknown Aligned-MTL's scale_mode 'mean'"),
-        (lambda: TorchJD("MGDAWeighting", max_iters="x"), "MGDAWeighting with {'max_iters': 'x'}"),
-        (lambda: TorchJD("MGDAWeighting", epsilon=float("nan")), "epsilon must be a number"),
-        (lambda: TorchJD("MGDAWeighing"), "TorchJD cannot make MGDAWeighing"),
     ],
 )
 def test_the_error_says_what_was_given(make: Any, message: str) -> None:

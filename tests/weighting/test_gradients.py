@@ -18,21 +18,23 @@ from fedgradnorm._round.server import ServerState, server_step
 from fedgradnorm.weighting import Signals, Weighting
 from fedgradnorm.weighting._base import draw as own_generator
 from fedgradnorm.weighting._directions import ConFIG, GradDrop, TrimmedMean
-from fedgradnorm.weighting._gradients import (
+from fedgradnorm.weighting._products import (
     IMTLG,
     MGDA,
     AlignedMTL,
     CAGrad,
     DualProj,
     FairGrad,
+    FedCMOO,
+    FedMGDA,
     GradVac,
     Krum,
+    NashMTL,
     PCGrad,
     UPGrad,
+    bargain,
+    unit,
 )
-from fedgradnorm.weighting._gram import unit
-from fedgradnorm.weighting._mgda import FedCMOO, FedMGDA
-from fedgradnorm.weighting._nash import NashMTL, bargain
 from weighting.laws import NAMES, bound, draw, everybody, played
 
 Make = Callable[[], Weighting]

@@ -13,15 +13,15 @@ from fedgradnorm import ConfigError
 from fedgradnorm._methods import METHODS
 from fedgradnorm.weighting import GradNorm, Signals, Weighting
 from fedgradnorm.weighting._base import onto_simplex
-from fedgradnorm.weighting._excess import ExcessMTL
-from fedgradnorm.weighting._go4align import GO4Align
 from fedgradnorm.weighting._loss_based import (
     AFL,
     DWA,
     FAMO,
     IMTLL,
     QFFL,
+    ExcessMTL,
     GeometricMean,
+    GO4Align,
     InverseFirstLoss,
     RandomWeights,
     Tchebycheff,

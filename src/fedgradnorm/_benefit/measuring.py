@@ -13,7 +13,7 @@ from fedgradnorm._checks import one_of, whole
 from fedgradnorm._client import Client, in_column_order
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.models._streamed.rows import all_targets, some_targets
-from fedgradnorm.tasks._missing import labelled
+from fedgradnorm.tasks._targets import labelled
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Annotated
 
@@ -72,4 +73,7 @@ app.add_typer(data.app, name="data", rich_help_panel="Data")
 
 
 def main() -> None:
-    app(prog_name="fedgradnorm")
+    try:
+        app(prog_name="fedgradnorm")
+    finally:  # an echo of the Ctrl-C that ended it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,18 +23,6 @@ SIGHTS = {
     "gradient": "every client's own update",
 }
 """What the server must see of its clients, from the least to the most."""
-
-SYMBOLS = {
-    "leftarrow": "←", "to": "→", "sum": "Σ", "prod": "Π", "nabla": "∇", "partial": "∂", "top": "T",
-    "in": "∈", "cdot": "·", "cdots": "...", "le": "≤", "ge": "≥", "ne": "≠", "sim": "~",
-    "approx": "≈", "propto": "∝", "alpha": "α", "beta": "β", "gamma": "γ", "epsilon": "ε",  # noqa: RUF001
-    "eta": "η", "lambda": "λ", "mu": "μ", "xi": "ξ", "phi": "φ", "omega": "ω", "Delta": "Δ",
-    "Lambda": "Λ", "Pi": "Π", "quad": "  ",
-}  # fmt: skip
-"""Commands without arguments; one that is missing here keeps its name, as in ``log``."""
-
-ACCENTS = {"bar": "̄", "tilde": "̃", "hat": "̂"}
-"""Marks that follow a letter."""
 
 
 def methods(
@@ -66,7 +53,7 @@ def methods(
             private = "  *" if method.beyond_sums and needs in ("", "loss", "loss, norm") else ""
             say(f"  {method.name:<{width}}  {method.summary}{private}")
     say("* not available in a private federation; neither are the last two groups")
-    say("Sources, equations, costs and options: fedgradnorm methods NAME")
+    say("Sources, costs and options: fedgradnorm methods NAME")
 
 
 def configs(
@@ -109,8 +96,6 @@ def _explain(method: Method) -> None:
     say(Text(f"{method.name}: {method.summary}", style="bold"))
     table = _rows()
     table.add_row("source", method.source or "-")
-    if method.equation:
-        table.add_row("equation", Text(plain(method.equation)))
     table.add_row("server sees", seen)
     kept = ", ".join(word.replace("_", " ") for word in method.state)
     table.add_row("server keeps", f"{kept} of each client" if kept else "nothing of its clients")
@@ -151,33 +136,3 @@ def _rows() -> Table:
     table.add_column(max_width=34)
     table.add_column()
     return table
-
-
-def plain(latex: str) -> str:
-    """An equation in characters.
-
-    >>> plain(r"\\omega \\leftarrow \\frac{1}{N} \\sum_i \\omega_i")
-    'ω ← 1/N Σ_i ω_i'
-    """
-    text, inside = re.sub(r"\\left(?![a-z]) *| *\\right(?![a-z]) *", "", latex), r"\{([^{}]*)\}"
-    before = ""
-    while text != before:  # from the innermost braces outward
-        before = text
-        text = re.sub(rf"\\(bar|tilde|hat){inside}", lambda m: m[2] + ACCENTS[m[1]], text)
-        text = re.sub(rf"\\(?:mathrm|mathbf|mathcal){inside}", r"\1", text)
-        text = re.sub(rf"\\sqrt{inside}", r"√(\1)", text)
-        text = re.sub(rf"\\frac{inside}{inside}", _fraction, text)
-        text = re.sub(rf"([_^]){inside}", lambda m: m[1] + _grouped(m[2]), text)
-    text = re.sub(r"\\[;,]", " ", text)
-    text = re.sub(r"\\([A-Za-z]+)", lambda m: SYMBOLS.get(m[1], m[1]), text)
-    return re.sub(r" ([,;:])", r"\1", re.sub(r" +", " ", text)).strip()
-
-
-def _fraction(found: re.Match[str]) -> str:
-    return f"{_grouped(found[1])}/{_grouped(found[2])}"
-
-
-def _grouped(text: str) -> str:
-    """The text, in parentheses unless it is a single symbol."""
-    single = re.fullmatch(r"\\?[\w.]+[̄̃̂]?(_\w+)?|\([^()]*\)|\|[^|]*\|", text)
-    return text if single else f"({text})"

@@ -28,7 +28,7 @@ Federation = Annotated[
 ClientFileArgument = Annotated[
     Path, typer.Argument(metavar="CLIENT_CONFIG", help="Its client.toml.")
 ]
-SCORES = ("weight", "metric", "score", "baseline", "split")
+SCORES = ["weight", "metric", "score", "baseline", "split"]
 """Columns of a run's summary that `try` shows of each client."""
 
 Private = Annotated[
@@ -151,20 +151,16 @@ def approve(
 @app.command()
 def audit(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A federation, or a state folder.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:
     """Check an audit log and print it: `fed/` on the server, `state/` on a client."""
-    import json
-
     from fedgradnorm._flower.audit import Audit
 
     log = Audit(folder)
     for line in log.lines():
         shown = {k: v for k, v in line.items() if k not in ("time", "event", "previous")}
         facts = ", ".join(f"{k}={v}" for k, v in shown.items())
-        say(json.dumps(line) if as_json else f"{line['time'][:19]}  {line['event']}  {facts}")
-    if not as_json:
-        say(f"{log.path}: the chain is intact")
+        say(f"{line['time'][:19]}  {line['event']}  {facts}")
+    say(f"{log.path}: the chain is intact")
 
 
 @app.command()
@@ -324,19 +320,10 @@ def _show_scores(folder: Path) -> None:
     """What each client's own result says of its own test examples."""
     import fedgradnorm as fgn
 
-    results = sorted(folder.glob(f"federation/{CLIENTS}/*/{STATE}/*/{RESULT}"))
-    rows = {client: row for path in results for client, row in _summary(fgn.load(path))}
     table = Table("client", *SCORES)
-    for client, row in rows.items():
-        table.add_row(client, *(_cell(row.get(key)) for key in SCORES))
-    if rows:
+    for path in sorted(folder.glob(f"federation/{CLIENTS}/*/{STATE}/*/{RESULT}")):
+        for name, row in fgn.load(path).summary().reindex(columns=SCORES).iterrows():
+            cells = ("" if v != v else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row)
+            table.add_row(str(name), *cells)
+    if table.rows:
         say(table)
-
-
-def _summary(run: Any) -> list[tuple[str, dict[str, Any]]]:
-    frame = run.summary()
-    return [(str(name), row.dropna().to_dict()) for name, row in frame.iterrows()]
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

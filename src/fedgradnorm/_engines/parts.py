@@ -23,8 +23,8 @@ from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._given_inputs import form_words
 from fedgradnorm.models._input_rows import Inputs, call_arguments, row_form
 from fedgradnorm.models._streamed.rows import Streamed, some_targets
-from fedgradnorm.tasks._missing import labelled, mean_of_labelled
 from fedgradnorm.tasks._row_losses import WeightedLoss
+from fedgradnorm.tasks._targets import labelled, mean_of_labelled
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from fedgradnorm.models._input_rows import call
 from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets
 from fedgradnorm.weighting import Weighting
 from fedgradnorm.weighting._by_task import ByTask
-from fedgradnorm.weighting._gradients import MGDA
+from fedgradnorm.weighting._products import MGDA
 from fedgradnorm.weighting._steady import Steady
 
 log = logging.getLogger("fedgradnorm")

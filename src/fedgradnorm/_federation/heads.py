@@ -33,15 +33,13 @@ from fedgradnorm.models._fitting import (
 )
 from fedgradnorm.models._input_rows import Fields, Inputs, call
 from fedgradnorm.models._streamed.rows import StreamedTargets, all_targets
-from fedgradnorm.tasks._missing import has_gaps, labelled
-from fedgradnorm.tasks._positions import forms
+from fedgradnorm.tasks._targets import forms, labelled
 from fedgradnorm.weighting import Needs
 
 log = logging.getLogger("fedgradnorm")
 
 Patterns = str | Sequence[str] | None
 """What ``head_own`` may be: patterns of names of a head's parameters."""
-AT_ONCE = 1000  # clients whose targets are stacked
 SHOWN = 10  # clients that are named in the log; of more, their number
 
 
@@ -93,29 +91,11 @@ def baseline_of(client: Client) -> Tensor:
 def start_at_targets(biases: Tensor, clients: Sequence[Client]) -> None:
     """Let the biases of heads, a row each, be the clients' baselines.
 
-    Outputs without one, such as a number that no row has, stay as they were drawn. Clients with
-    alike tasks and targets of one shape are answered together.
+    Outputs without one, such as a number that no row has, stay as they were drawn.
     """
-    alike: dict[object, list[int]] = {}
-    kinds: dict[int, object] = {}  # by the task's id: many clients have one task
-    for row, client in enumerate(clients):
-        y, task = client.train[1], client.task
-        if (kind := kinds.get(id(task))) is None:
-            plain = task.is_plain and not task.class_weights()
-            kind = kinds[id(task)] = (task.form, task.outputs) if plain else ()
-        together = kind and isinstance(y, Tensor) and not has_gaps(y)
-        alike.setdefault((kind, y.shape, y.dtype) if together else row, []).append(row)
-    for every in alike.values():
-        for start in range(0, len(every), AT_ONCE):
-            rows = every[start : start + AT_ONCE]
-            some, answers = [clients[row] for row in rows], None
-            if len(some) > 1:
-                answers = some[0].task.baselines(torch.stack([one.train[1] for one in some]))
-            if answers is None:
-                answers = torch.stack([baseline_of(client) for client in some])
-            answers = answers.reshape(len(some), -1).to(biases)
-            here = slice(None) if len(rows) == len(clients) else rows
-            biases[here] = torch.where(answers.isfinite(), answers, biases[here])
+    for bias, client in zip(biases, clients, strict=True):
+        answer = baseline_of(client).reshape(-1).to(bias)
+        bias.copy_(torch.where(answer.isfinite(), answer, bias))
 
 
 def probe_of(network: nn.Module, client: Client) -> Inputs:

@@ -1,16 +1,16 @@
 """Methods whose server sees losses, norms, or nothing."""
 
 from fedgradnorm._methods.method import Method
-from fedgradnorm.weighting._excess import ExcessMTL
 from fedgradnorm.weighting._fixed import BySize
-from fedgradnorm.weighting._go4align import GO4Align
 from fedgradnorm.weighting._loss_based import (
     AFL,
     DWA,
     FAMO,
     IMTLL,
     QFFL,
+    ExcessMTL,
     GeometricMean,
+    GO4Align,
     InverseFirstLoss,
     RandomWeights,
     Tchebycheff,

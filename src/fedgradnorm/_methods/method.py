@@ -127,21 +127,14 @@ class Method:
             return self.build(weighting)
         fixed = all(getattr(weighting, key, None) == value for key, value in self.fixed.items())
         if type(weighting) is not self.weighting or not fixed:
-            fixes = "".join(f", {key}={value!r}" for key, value in self.fixed.items())
+            maker = getattr(self.weighting, "__name__", str(self.weighting))
+            fixes = ", ".join(f"{key}={value!r}" for key, value in self.fixed.items())
             raise ConfigError(
-                f"method {self.name!r} weighs clients with {self._maker}({fixes[2:]}), not with "
-                f"{type(weighting).__name__}; leave weighting out, give options of it such as "
-                f"weighting={{...}}, or leave method out and set {self._set or 'nothing else'}"
+                f"method {self.name!r} weighs clients with {maker}({fixes}), not with "
+                f"{type(weighting).__name__}; leave weighting out, or give options of it such as "
+                "weighting={...}"
             )
         return weighting
-
-    @property
-    def _maker(self) -> str:
-        return getattr(self.weighting, "__name__", str(self.weighting))
-
-    @property
-    def _set(self) -> str:
-        return ", ".join(f"{key_of(name)}={value!r}" for name, value in self.settings.items())
 
     @property
     def needs(self) -> Needs:

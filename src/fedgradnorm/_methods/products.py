@@ -1,20 +1,21 @@
 """Methods whose server sees the inner products of all updates."""
 
 from fedgradnorm._methods.method import Method
-from fedgradnorm.weighting._gradients import (
+from fedgradnorm.weighting._products import (
     IMTLG,
     MGDA,
     AlignedMTL,
     CAGrad,
     DualProj,
     FairGrad,
+    FedCMOO,
+    FedMGDA,
     GradVac,
     Krum,
+    NashMTL,
     PCGrad,
     UPGrad,
 )
-from fedgradnorm.weighting._mgda import FedCMOO, FedMGDA
-from fedgradnorm.weighting._nash import NashMTL
 
 GRAM = "N^2 D"
 PROGRAM = "N^2 D + a convex program"

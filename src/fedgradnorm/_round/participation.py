@@ -16,7 +16,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import choose
 from fedgradnorm._round.batches import batches_of
 from fedgradnorm._round.seeding import number
-from fedgradnorm.tasks._missing import labelled
+from fedgradnorm.tasks._targets import labelled
 
 log = logging.getLogger("fedgradnorm")
 

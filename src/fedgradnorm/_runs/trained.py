@@ -18,7 +18,7 @@ from fedgradnorm._runs.checkpoint import read_tensors, write_tensors
 from fedgradnorm._runs.layout import HEADS, NETWORK
 from fedgradnorm.models._networks import linear_of
 from fedgradnorm.tasks._kind import KINDS, Kind
-from fedgradnorm.tasks._positions import Shape
+from fedgradnorm.tasks._targets import Shape
 
 Tensors = dict[str, Tensor]
 """What is a client's own, by names such as ``head.weight``, ``buffers.mean``, ``stem.0.bias``."""

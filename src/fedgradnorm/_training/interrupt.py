@@ -57,15 +57,15 @@ def one_press() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def deferred_interrupt(again: Callable[[], None] = _interrupt) -> Iterator[Callable[[], None]]:
-    """Defer Ctrl-C until the function it yields is called. A second one calls ``again`` at once."""
+def deferred_interrupt() -> Iterator[Callable[[], None]]:
+    """Defer Ctrl-C until the function it yields is called; a second one interrupts at once."""
     presses = 0
 
     def press() -> None:
         nonlocal presses
         presses += 1
         if presses > 1:
-            again()
+            raise KeyboardInterrupt
 
     def let_through() -> None:
         if presses:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.models._streamed.rows import Streamed, pieces
-from fedgradnorm.tasks._missing import positions
+from fedgradnorm.tasks._targets import positions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

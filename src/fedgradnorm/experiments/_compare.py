@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -16,14 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedgradnorm._checks import shortened
-from fedgradnorm._errors import ConfigError, Interrupted, RunFolderError, TrainingError
+from fedgradnorm._errors import RunFolderError, TrainingError
 from fedgradnorm._runs.files import present
 from fedgradnorm._runs.layout import CONFIG, MANIFEST
 from fedgradnorm._runs.manifest import difference, read_manifest
 from fedgradnorm._training.callbacks import Progress
 from fedgradnorm._training.inputs import usable_device
-from fedgradnorm._training.interrupt import deferred_interrupt
 from fedgradnorm.data._sources import DataProgress
 from fedgradnorm.experiments._config.config_file import Config, check
 from fedgradnorm.experiments._entries import FROZEN_FROM, Entry, read_entries
@@ -35,12 +32,6 @@ from fedgradnorm.experiments._execute import (
     resume_config,
 )
 from fedgradnorm.experiments._sweep import Point, felt_by, file_name, point_name, points
-
-MOST = 100_000
-"""Runs of one comparison."""
-
-LONGEST = 200
-"""Bytes of a run folder's name; file systems allow 255."""
 
 
 @dataclass(frozen=True)
@@ -61,32 +52,13 @@ class Trial:
 
 def plan(config: Config, entries: Sequence[Entry], seeds: int, folder: Path) -> list[Trial]:
     """Every run, seed by seed and point by point; what a method does not feel is run once."""
-    swept = points(config.sweep)
-    if seeds * len(swept) * len(entries) > MOST:
-        raise ConfigError(
-            f"{len(entries)} methods x {seeds} seeds x {len(swept)} points of the sweep are more "
-            f"than {MOST} runs; make several comparisons of it"
-        )
     trials: dict[Path, Trial] = {}
     for seed in range(config.seed, config.seed + seeds):
-        for point in swept:
+        for point in points(config.sweep):
             for entry in entries:
                 trial = _trial(config, entry, seed, point, folder)
-                _refuse_twin(trial, [t for t in trials.values() if t.config.seed == seed])
                 trials.setdefault(trial.folder, trial)
     return list(trials.values())
-
-
-def _refuse_twin(trial: Trial, others: Sequence[Trial]) -> None:
-    """Refuse an entry that is another one in all but its words, or would lie in its folder."""
-    for other in others:
-        mine, theirs = trial.entry, other.entry
-        if mine.method != theirs.method or mine == theirs:
-            continue
-        if trial.folder == other.folder or _essence(trial.config) == _essence(other.config):
-            raise ConfigError(
-                f"{trial.entry.label!r} and {other.entry.label!r} are one and the same run"
-            )
 
 
 def _trial(config: Config, entry: Entry, seed: int, point: Point, parent: Path) -> Trial:
@@ -102,13 +74,7 @@ def _trial(config: Config, entry: Entry, seed: int, point: Point, parent: Path) 
 
 
 def run_name(label: str, seed: int, point: Point) -> str:
-    name = file_name("-".join(filter(None, (label, point_name(point), f"seed{seed}"))))
-    if len(name.encode()) > LONGEST:
-        raise ConfigError(
-            f"a folder cannot be called {shortened(name, 100)!r}: its own settings and points "
-            f"of a sweep must be shorter than {LONGEST} bytes"
-        )
-    return name
+    return file_name("-".join(filter(None, (label, point_name(point), f"seed{seed}"))))
 
 
 def is_finished(config: Config, folder: Path) -> bool:
@@ -132,12 +98,8 @@ def _essence(config: Config) -> dict[str, Any]:
     return {k: v for k, v in config.table().items() if k not in _NAMES}
 
 
-log = logging.getLogger("fedgradnorm")
-
 EVERY = 0.5
 """Seconds between two looks at the processes, and at least between two messages of one."""
-
-_SAFE = "PYTHONSAFEPATH"
 
 
 @dataclass(frozen=True)
@@ -212,20 +174,19 @@ class DataOf:
 
 def _in_processes(trials: Sequence[Trial], jobs: int, watch: Watch | None) -> list[str]:
     context = multiprocessing.get_context("spawn")
-    stop, events = context.Event(), context.Queue()
-    jobs = min(jobs, len(trials))
-    pool = ProcessPoolExecutor(jobs, context, _begin, (stop, events, _threads(jobs)))
+    events, jobs = context.Queue(), min(jobs, len(trials))
+    pool = ProcessPoolExecutor(jobs, context, _begin, (events, _threads(jobs)))
     futures: dict[Future[str], Trial] = {}
     try:
-        with _closing(pool, stop) as let_through:
-            with _interrupts_ignored():  # the processes start here, and inherit it
-                for number, trial in enumerate(trials):
-                    table, allow = trial.config.table(), trial.config.allowed
-                    job = pool.submit(_run, number, table, allow, trial.folder)
-                    futures[job] = trial
-            return _follow(futures, trials, events, watch, let_through)
+        with _interrupts_ignored():  # the processes start here, and inherit it
+            for number, trial in enumerate(trials):
+                table, allow = trial.config.table(), trial.config.allowed
+                futures[pool.submit(_run, number, table, allow, trial.folder)] = trial
+        return _follow(futures, trials, events, watch)
     except KeyboardInterrupt:
-        done = sum(not f.cancelled() and f.exception() is None for f in futures)
+        done = sum(future.done() for future in futures)
+        for process in multiprocessing.active_children():
+            process.terminate()  # a run goes back to its last checkpoint
         raise KeyboardInterrupt(f"stopped with {done} of {len(trials)} runs done") from None
     except BrokenProcessPool:
         raise TrainingError(
@@ -233,48 +194,21 @@ def _in_processes(trials: Sequence[Trial], jobs: int, watch: Watch | None) -> li
             "what is finished is kept"
         ) from None
     finally:
+        pool.shutdown(cancel_futures=True)
         events.close()
 
 
-@contextmanager
-def _closing(pool: ProcessPoolExecutor, stop: Any) -> Iterator[Callable[[], None]]:
-    """Leave no process behind and lose no Ctrl-C; the function it gives lets one through."""
-    with deferred_interrupt(_end_processes) as let_through:
-        try:
-            yield let_through
-        except BaseException:
-            stop.set()
-            log.warning(
-                "stopping at the end of a round; Ctrl-C again goes back to the last checkpoints"
-            )
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-            let_through()  # what was pressed at the end, or during another error
-
-
-def _end_processes() -> None:
-    """What a second Ctrl-C does: the pool sees its processes die and is over.
-
-    An exception instead would interrupt the pool in joining its thread, which then counts as
-    ended (until Python 3.13), and what it still uses would be taken away from it.
-    """
-    for process in multiprocessing.active_children():
-        process.terminate()
-
-
 def _follow(
-    futures: dict[Future[str], Trial],
-    trials: Sequence[Trial],
-    events: Any,
-    watch: Watch | None,
-    let_through: Callable[[], None],
+    futures: dict[Future[str], Trial], trials: Sequence[Trial], events: Any, watch: Watch | None
 ) -> list[str]:
-    """Wait for the end of all, passing on what is heard of them, and Ctrl-C."""
+    """Wait for the end of all, passing on what is heard of them."""
     waiting, failures = set(futures), list[str]()
     while waiting:
         over, waiting = wait(waiting, timeout=EVERY)
-        news = [News(trials[n], event, count=len(trials)) for n, event in _heard(events)]
+        news = list[News]()
+        while not events.empty():
+            number, event = events.get()
+            news.append(News(trials[number], event, count=len(trials)))
         for future in over:
             failed = future.result()
             news.append(News(futures[future], None, True, failed, len(trials)))
@@ -282,26 +216,20 @@ def _follow(
                 failures.append(f"{futures[future].title}: {failed}")
         if watch is not None and news:
             watch(news)
-        let_through()
     return failures
 
 
-def _heard(events: Any) -> Iterator[tuple[int, Progress]]:
-    while not events.empty():
-        yield events.get()
+_events: list[Any] = []
+"""Where a worker process tells what it does."""
 
 
-_shared: dict[str, Any] = {}
-"""What a worker process was begun with."""
-
-
-def _begin(stop: Any, events: Any, threads: int) -> None:
-    """Set up a worker process: Ctrl-C is for the parent, which says when to stop."""
+def _begin(events: Any, threads: int) -> None:
+    """Set up a worker process: Ctrl-C is for the parent, which ends it."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
-    _shared.update(stop=stop, events=events)
+    _events.append(events)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -321,20 +249,14 @@ def _run(number: int, table: dict[str, Any], allow: Sequence[str], folder: Path)
 
     def tell(event: Progress) -> None:
         nonlocal said
-        if _shared["stop"].is_set():
-            raise KeyboardInterrupt
         if time.monotonic() - said >= EVERY:
             said = time.monotonic()
-            _shared["events"].put((number, replace(event, rows=())))
+            _events[0].put((number, replace(event, rows=())))
 
-    if _shared["stop"].is_set():
-        raise RuntimeError("stopped before it began")
     try:
         execute(make_config(table, allow=allow), folder, resume=True, progress=tell)
     except TrainingError as error:
         return str(error)
-    except Interrupted:
-        raise RuntimeError("stopped") from None  # a KeyboardInterrupt would end the process
     return ""
 
 
@@ -346,15 +268,13 @@ def _threads(jobs: int) -> int:
 @contextmanager
 def _no_modules_from_here() -> Iterator[None]:
     """New processes import nothing from the working folder: it may be somebody else's runs."""
-    before = os.environ.get(_SAFE)
-    os.environ[_SAFE] = "1"
+    before = dict(os.environ)
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_SAFE]
-        else:
-            os.environ[_SAFE] = before
+        if "PYTHONSAFEPATH" not in before:
+            del os.environ["PYTHONSAFEPATH"]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._errors import ConfigError, ModelError, RunFolderError, TrainingError
+from fedgradnorm._errors import ModelError, RunFolderError, TrainingError
 from fedgradnorm._launched import is_leader
 from fedgradnorm._round.settings import FIELDS, Settings, completed, key_of, keywords
 from fedgradnorm._runs.after.starting import taken_over
@@ -152,27 +152,12 @@ def resume_config(folder: str | Path, *, allow: Sequence[str] = ()) -> Config:
 
 def new_folder(config: Config) -> Path:
     """``<output>/<name>-<method>-seed<seed>``, with a number where that is taken."""
-    return free_folder(
-        output_folder(config),
-        f"{config.name}-{config.method}-seed{config.seed}",
-    )
+    name = f"{config.name}-{config.method}-seed{config.seed}"
+    return free_folder(output_folder(config), name)
 
 
 def output_folder(config: Config) -> Path:
-    """Where ``[output]`` wants its runs; a ConfigError if no folder can be there."""
-    named = config.output.folder
-    try:
-        folder = Path(named).expanduser()
-        places = (folder, *folder.absolute().parents)
-        there = next(place for place in places if place.is_symlink() or place.exists())
-    except (OSError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"output.folder = {named!r}: {reason}") from None
-    if not there.is_dir():
-        raise ConfigError(
-            f"output.folder = {named!r}: cannot make this folder, {there} is none; choose another"
-        )
-    return folder
+    return Path(config.output.folder).expanduser()
 
 
 def free_folder(parent: Path, name: str) -> Path:

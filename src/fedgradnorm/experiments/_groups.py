@@ -47,12 +47,7 @@ def facts_of(run: StoredRun) -> Facts:
         "network": _network(run),
         "privacy": _privacy(run),
     }
-    beside = BESIDE
-    training = parts["training"]
-    if training.get("keep", "last") != "last" or training.get("patience") is not None:
-        # Evaluations are then what is chosen from.
-        beside = BESIDE - {"eval_every"}
-    kept = {part: {k: v for k, v in t.items() if k not in beside} for part, t in parts.items()}
+    kept = {part: {k: v for k, v in t.items() if k not in BESIDE} for part, t in parts.items()}
     named = {**kept, "own": run.part("own"), "point": run.part("point")}
     return {f"{part}.{key}": value for part, table in named.items() for key, value in table.items()}
 
@@ -266,7 +261,6 @@ def group(runs: Sequence[StoredRun]) -> tuple[list[Group], list[str]]:
         parts = [part for members in found.values() for part in _by_data(members)]
         kept = [_without_repeats(part) for part in parts]
         notes += [note for _, told in kept for note in told]
-        notes += [note for members, _ in kept for note in _drawn_by_seed(members)]
         groups += _named(method, _in_order([members for members, _ in kept]))
     groups.sort(key=lambda one: _rank(one.method))
     return groups, notes + mixture(groups)
@@ -312,15 +306,6 @@ def _without_repeats(members: Sequence[StoredRun]) -> tuple[list[StoredRun], lis
             notes.append(f"{run.name} repeats {twin.name} (same method, settings, seed): left out")
     kept = {id(run) for run in best.values()}
     return [run for run in members if id(run) in kept], notes
-
-
-def _drawn_by_seed(members: Sequence[StoredRun]) -> list[str]:
-    """A word on runs made in Python whose data changes with the seed: nobody said that it may."""
-    same = all(same_rows(members[0], run) for run in members)
-    if same or isinstance(members[0].config.get("data"), dict):
-        return []
-    names = ", ".join(run.name for run in members)
-    return [f"{names}: taken as seeds of one method, though each seed had other data"]
 
 
 def _named(method: str, variants: Sequence[Sequence[StoredRun]]) -> list[Group]:
@@ -425,29 +410,11 @@ def _apart(runs: Sequence[StoredRun]) -> list[str]:
     plain = [k for k in differing(tables) if k != STRUCTURE and not k.startswith(CLIENTS)]
     more = " ..." if len(plain) > _NAMED else ""
     texts = [point_name({k: t.get(k, "unknown") for k in plain[:_NAMED]}) + more for t in tables]
-    if len(set(texts)) < len(texts):
-        built = [_built(run) for run in runs]
-        odd = differing(built)
-        texts = [
-            f"{t} {point_name({k: one[k] for k in odd})}"
-            for t, one in zip(texts, built, strict=True)
-        ]
     seen: Counter[str] = Counter()
     for i, text in enumerate(texts):
         seen[text] += 1
         texts[i] = (text if seen[text] == 1 else f"{text} #{seen[text]}").strip()
     return texts
-
-
-def _built(run: StoredRun) -> Facts:
-    """What a run was made of, in words: a name, or the beginning of a hash."""
-    about = run.part("network")
-    known = f"{about.get('class')}/{about['parameters']}" if "parameters" in about else ""
-    return {
-        "network": known or digest(run.part("blueprints"))[:4],
-        "clients": digest(run.clients)[:4],
-        "data": fingerprint(run)[:4] or "unknown",
-    }
 
 
 def pooled_groups(groups: Sequence[Group]) -> list[Group]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import DataError
 from fedgradnorm.models._input_rows import Composite, Fields, Inputs, Sequences, leaves
-from fedgradnorm.tasks._missing import numbers_with_gaps
+from fedgradnorm.tasks._targets import numbers_with_gaps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,8 +11,7 @@ from torch import Tensor
 from fedgradnorm._checks import one_of
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.tasks._kind import Kind
-from fedgradnorm.tasks._missing import positions
-from fedgradnorm.tasks._positions import Shape, outputs_first
+from fedgradnorm.tasks._targets import Shape, outputs_first, positions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

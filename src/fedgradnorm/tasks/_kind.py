@@ -11,7 +11,7 @@ from torch import Tensor
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._registry import Registry
 from fedgradnorm.tasks._measures import Metric
-from fedgradnorm.tasks._missing import known
+from fedgradnorm.tasks._targets import known
 
 
 class Kind:
@@ -77,13 +77,6 @@ class Kind:
             f"nothing is known of the baseline of a {self.name} task; give the kind a "
             "function baseline(y, outputs, weights)"
         )
-
-    def baselines(self, y: Tensor, outputs: int) -> Tensor | None:  # noqa: ARG002
-        """The same for many clients at once, or None where each is asked for by itself.
-
-        ``y`` are targets without gaps of clients that have as many rows: [clients, rows, ...].
-        """
-        return None
 
     def words(self, outputs: int) -> str:
         """What a row's target is."""

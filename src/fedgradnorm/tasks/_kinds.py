@@ -31,7 +31,7 @@ from fedgradnorm.tasks._measures import (
     squared_error,
     thresholds,
 )
-from fedgradnorm.tasks._missing import has_gaps, known
+from fedgradnorm.tasks._targets import has_gaps, known
 
 NARROWEST = 1e-3  # between two thresholds of ordered classes that a start puts apart
 
@@ -65,13 +65,6 @@ class Classification(Kind):
         seen = torch.bincount(y, minlength=outputs).double() + 1
         seen = seen if weights is None else seen * weights.double()
         return (seen / seen.sum()).log()
-
-    def baselines(self, y: Tensor, outputs: int) -> Tensor | None:
-        if type(self).baseline is not Classification.baseline:  # a kind of classes with another one
-            return None
-        seen = torch.ones(len(y), outputs, dtype=torch.float64)
-        seen.scatter_add_(1, y, torch.ones(y.shape, dtype=torch.float64))
-        return (seen / seen.sum(dim=1, keepdim=True)).log()
 
     def words(self, outputs: int) -> str:
         return f"{self.classes(outputs)} classes"
@@ -154,9 +147,6 @@ class Regression(Kind):
 
     def baseline(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
         return y.double().nanmean(dim=0) if has_gaps(y) else y.double().mean(dim=0)
-
-    def baselines(self, y: Tensor, outputs: int) -> Tensor | None:  # noqa: ARG002
-        return y.double().mean(dim=1) if type(self).baseline is Regression.baseline else None
 
 
 class Ordinal(Classification):

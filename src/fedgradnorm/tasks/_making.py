@@ -11,10 +11,9 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm.tasks._kind import KINDS, Kind
 from fedgradnorm.tasks._labels.label_map import LabelMap
 from fedgradnorm.tasks._measures import LossFunction, Metric
-from fedgradnorm.tasks._named_metrics import by_name
-from fedgradnorm.tasks._positions import Shape, checked_shape
-from fedgradnorm.tasks._row_losses import WeightedBinary, WeightedCrossEntropy, checked_weights
-from fedgradnorm.tasks._split_metrics import check_metrics
+from fedgradnorm.tasks._named_metrics import by_name, check_metrics
+from fedgradnorm.tasks._row_losses import WeightedLoss, checked_weights
+from fedgradnorm.tasks._targets import Shape, checked_shape
 from fedgradnorm.tasks._task import Task
 
 Metrics = Mapping[str, Metric] | Sequence[str]
@@ -64,9 +63,7 @@ def classification(
         raise ConfigError("a classification needs a number of classes or a list of labels")
     if class_weights is not None:
         _only_one(loss, "class_weights")
-        loss = WeightedCrossEntropy(
-            checked_weights("class_weights", class_weights, classes), classes=classes
-        )
+        loss = WeightedLoss(checked_weights("class_weights", class_weights, classes), classes)
     task = _task("classification", classes, loss, metrics, loss_scale, name, shape)
     return replace(task, labels=names)
 
@@ -97,7 +94,7 @@ def binary(
         raise ConfigError(f"a binary task has two labels, not {len(names)}; use classification")
     if pos_weight is not None:
         _only_one(loss, "pos_weight")
-        loss = WeightedBinary(checked_weights("pos_weight", pos_weight, 1), labels=1)
+        loss = WeightedLoss(checked_weights("pos_weight", pos_weight, 1), 1, binary=True)
     return replace(_task("binary", 1, loss, metrics, loss_scale, name, shape), labels=names)
 
 
@@ -121,7 +118,8 @@ def multilabel(
     """
     if pos_weight is not None:
         _only_one(loss, "pos_weight")
-        loss = WeightedBinary(checked_weights("pos_weight", pos_weight, labels), labels=labels)
+        weights = checked_weights("pos_weight", pos_weight, labels)
+        loss = WeightedLoss(weights, labels, binary=True)
     return _task("multilabel", labels, loss, metrics, loss_scale, name, shape)
 
 

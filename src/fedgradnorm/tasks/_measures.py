@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgradnorm.tasks._missing import has_gaps, known
+from fedgradnorm.tasks._targets import has_gaps, known
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one loss per row, or one number for all of them."""

@@ -12,7 +12,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +20,12 @@ from torch import Tensor
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._registry import Registry
 from fedgradnorm.tasks._kind import KINDS, Kind
-from fedgradnorm.tasks._measures import Metric
-from fedgradnorm.tasks._missing import has_gaps, known
+from fedgradnorm.tasks._measures import OURS, Metric
+from fedgradnorm.tasks._targets import has_gaps, known, labelled, positions
+
+if TYPE_CHECKING:
+    from fedgradnorm._client import Scaler
+    from fedgradnorm.tasks._task import Task
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,6 @@ METRICS = Registry[Named]("metric")
 """Every metric by name; one without a function comes with a task or a data set."""
 
 _ALL = ("multiclass", "binary", "multilabel")
-_ONE_OF = ("multiclass", "binary")
 _REAL = ("numbers",)
 
 for _name, _entry in {
@@ -168,19 +171,14 @@ for _name, _entry in {
     "f1": Named(True, _ALL, _macro("f1_score")),
     "precision": Named(True, _ALL, _macro("precision")),
     "recall": Named(True, _ALL, _macro("recall")),
-    "specificity": Named(True, _ALL, _macro("specificity")),
     "auroc": Named(True, _ALL, _ranking("auroc", 0.5)),
     "average_precision": Named(True, _ALL, _ranking("average_precision", 0.0)),
     "calibration_error": Named(False, _ALL, _calibration_error),
     "mcc": Named(True, _ALL, _plain("matthews_corrcoef")),
-    "kappa": Named(True, _ONE_OF, _plain("cohen_kappa")),
-    "exact_match": Named(True, ("multilabel",), _plain("exact_match")),
     "mse": Named(False, _REAL, _of_numbers("mean_squared_error")),
     "rmse": Named(False, _REAL, _of_numbers("mean_squared_error", squared=False)),
-    "explained_variance": Named(True, _REAL, _of_numbers("explained_variance")),
     "pearson": Named(True, _REAL, _of_numbers("pearson_corrcoef")),
     "spearman": Named(True, _REAL, _of_numbers("spearman_corrcoef")),
-    "concordance": Named(True, _REAL, _of_numbers("concordance_corrcoef")),
 }.items():
     METRICS.register(_name, _entry, __name__)
 
@@ -248,13 +246,10 @@ class NamedMetric:
     def _with_gaps(self, measure: Measure, output: Tensor, target: Tensor) -> Tensor:
         """Where single labels are missing: the mean over outputs, each on the rows that have it.
 
-        An exact match needs rows that have all of theirs; what is a mean over all numbers stays so.
+        What is a mean over all numbers stays so.
         """
         there = known(target)
         one = "binary" if KINDS[self.kind].family == "multilabel" else self.kind
-        if self.name == "exact_match":
-            whole = there.all(dim=1)
-            return measure(Answers(self.kind, self.outputs, output[whole], target[whole]))
         if self.name in ("mse", "rmse", "calibration_error"):
             return measure(Answers(one, 1, output[there][:, None], target[there][:, None]))
         found = [(output[rows, k], target[rows, k]) for k, rows in enumerate(there.T)]
@@ -299,3 +294,71 @@ def _call(package: str, name: str, *given: Tensor, **options: Any) -> Tensor:
         parts = (part.contiguous() for part in given)  # some of them take views
         found: Tensor = getattr(functions, name)(*parts, **options)
     return found
+
+
+def measured(
+    task: Task, output: Tensor, target: Tensor, scaling: Scaler | None
+) -> dict[str, float]:
+    """Every metric of a split's labelled rows; ``output`` is [rows, outputs, *shape].
+
+    Our own metrics are of single positions. One of others gets the rows as they are, with NaN for
+    what is missing. Where targets were standardised, all of them see the raw units.
+    """
+    if scaling is not None and task.has_real_targets:
+        output, target = scaling.restore_targets(output), scaling.restore_targets(target)
+    flat = output, target
+    if task.shape:
+        # Outputs and targets of the positions that have labels, a row for each.
+        outputs = positions(output)
+        targets = target.reshape(-1) if task.form.counted else positions(target)
+        if has_gaps(targets):
+            there = labelled(targets)
+            outputs, targets = outputs[there], targets[there]
+        flat = outputs, targets.long() if task.form.counted else targets
+    values: dict[str, float] = {}
+    for name, metric in task.metrics.items():
+        try:
+            value = metric(*flat) if is_ours(metric) else metric(output, target)
+        except Exception as error:  # code of others may raise anything
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(f"metric {name!r} fails: {reason}; correct the metric") from error
+        values[name] = one_number(name, value)
+    return values
+
+
+def is_ours(metric: Metric) -> bool:
+    return metric in OURS or isinstance(metric, NamedMetric)
+
+
+def check_metrics(metrics: Any) -> Mapping[str, Metric]:
+    """The table of metrics; a ConfigError unless it holds functions by name."""
+    found = {} if metrics is None else metrics
+    if not isinstance(found, Mapping) or not all(map(callable, found.values())):
+        raise ConfigError(
+            "metrics must be a list of names, such as ['f1'], or functions by name, such as "
+            "{'bias': lambda output, target: (output - target).mean()}, "
+            f"not {metrics!r}; accuracy (of classes), mae and r2 (of numbers) are always there"
+        )
+    for name in found:
+        if not isinstance(name, str) or not name.strip() or set(name) & set(',"\r\n'):
+            raise ConfigError(
+                "a metric's name must be a text without commas, quotes or line breaks, "
+                f"not {name!r}"
+            )
+    return found
+
+
+def one_number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"metric {name!r} returns {shown_kind(value)}; it must return one number"
+        ) from error
+
+
+def shown_kind(value: Any) -> str:
+    """What a value is, for a message: a tensor's shape, or the type."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"shape {tuple(value.shape)}" if value.ndim else "a single number"

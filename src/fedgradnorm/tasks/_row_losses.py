@@ -19,10 +19,9 @@ none has weight 1.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,49 +29,59 @@ from torch.nn import functional as F
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.tasks._measures import LossFunction
-from fedgradnorm.tasks._missing import known, mean_of_labelled, positions, without_gaps
+from fedgradnorm.tasks._targets import known, mean_of_labelled, positions, without_gaps
 
 Given = Literal["balanced"] | tuple[float, ...]
 Places = dict[tuple[torch.device, torch.dtype], Tensor]
 
 
 @dataclass(frozen=True)
-class WeightedLoss(ABC):
-    """A loss with a weight for each class; losses of one class of these are run together."""
+class WeightedLoss:
+    """Cross-entropy with a weight for each of ``count`` classes.
+
+    Where it is ``binary`` there are ``count`` labels instead, each with a weight for 0 and for 1.
+    """
 
     given: Given
-    weights: tuple[tuple[float, ...], ...] | None = None  # a row for each group of classes
+    count: int
+    binary: bool = False
+    weights: tuple[tuple[float, ...], ...] | None = None  # a row for all classes, or each label
     _placed: Places = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         return self.weighed(output, target, self.table(output)[None])
 
-    @classmethod
-    def weighed(cls, output: Tensor, target: Tensor, table: Tensor) -> Tensor:
+    def weighed(self, output: Tensor, target: Tensor, table: Tensor) -> Tensor:
         """One loss per row, by weights [rows or 1, groups, classes]: those of a row's client."""
-        return cls.single(output, target, table).mean(dim=1)
+        return self.single(output, target, table).mean(dim=1)
 
-    @staticmethod
-    @abstractmethod
-    def single(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
+    def single(self, output: Tensor, target: Tensor, table: Tensor) -> Tensor:
         """The same for each number of a row's target, [rows, numbers]."""
+        if self.binary:
+            y = target.to(output.dtype).view_as(output)
+            weight = torch.where(y > 0, table[..., 1], table[..., 0])
+            return weight * F.binary_cross_entropy_with_logits(output, y, reduction="none")
+        weight = table[:, 0].expand(len(output), -1).gather(1, target[:, None])
+        return weight * F.cross_entropy(output, target, reduction="none")[:, None]
 
-    @abstractmethod
-    def counts(self, target: Tensor) -> Tensor:
-        """How many labelled training rows each class has: a row for each group of classes."""
+    def _counts(self, target: Tensor) -> Tensor:
+        """How many labelled training rows each class has; of labels, their zeros and ones."""
+        if not self.binary:
+            classes = target[known(target)].to(torch.int64)
+            return torch.bincount(classes, minlength=self.count)[None]
+        flat = target.reshape(-1, 1) if self.count == 1 else positions(target)
+        ones = without_gaps(flat).double().sum(dim=0)
+        return torch.stack([known(flat).sum(dim=0) - ones, ones], dim=1)
 
-    @abstractmethod
-    def asked(self, counts: Tensor) -> Tensor:
-        """The weights v that were asked for, as a table like ``counts``."""
-
-    def learned(self, target: Tensor) -> Self:
+    def learned(self, target: Tensor) -> WeightedLoss:
         """The loss with its weights, from training targets."""
-        counts = self.counts(target).double()
+        counts = self._counts(target).double()
         seen = counts > 0
         if self.given == "balanced":
             v = torch.where(seen, 1 / counts.clamp_min(1), 0)
         else:
-            v = self.asked(counts)
+            asked = counts.new_tensor(self.given)
+            v = torch.stack([torch.ones_like(asked), asked], dim=1) if self.binary else asked[None]
         total = (v * counts).sum(dim=1, keepdim=True)
         # Only where every training row has weight 0 is the total 0.
         w = v * counts.sum(dim=1, keepdim=True) / total.clamp_min(torch.finfo(v.dtype).tiny)
@@ -92,51 +101,6 @@ class WeightedLoss(ABC):
         if place not in self._placed:
             self._placed[place] = torch.tensor(self.weights, dtype=torch.float64).to(like)
         return self._placed[place]
-
-
-@dataclass(frozen=True)
-class WeightedCrossEntropy(WeightedLoss):
-    """Cross-entropy, w[y] times that of each row."""
-
-    classes: int = 2
-
-    @staticmethod
-    def single(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
-        weight = table[:, 0].expand(len(output), -1).gather(1, target[:, None])
-        return weight * F.cross_entropy(output, target, reduction="none")[:, None]
-
-    def counts(self, target: Tensor) -> Tensor:
-        """One group: all classes."""
-        classes = target[known(target)].to(torch.int64)
-        return torch.bincount(classes, minlength=self.classes)[None]
-
-    def asked(self, counts: Tensor) -> Tensor:
-        return counts.new_tensor(self.given)[None]
-
-
-@dataclass(frozen=True)
-class WeightedBinary(WeightedLoss):
-    """Binary cross-entropy, in which a label's 1 counts as often as its ``pos_weight`` says."""
-
-    labels: int = 1
-
-    @staticmethod
-    def single(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
-        y = target.to(output.dtype).view_as(output)
-        weight = torch.where(y > 0, table[..., 1], table[..., 0])
-        return weight * F.binary_cross_entropy_with_logits(output, y, reduction="none")
-
-    def counts(self, target: Tensor) -> Tensor:
-        """A group for each label: its zeros and its ones."""
-        flat = target.reshape(-1, 1) if self.labels == 1 else positions(target)
-        there = known(flat).sum(dim=0)
-        ones = without_gaps(flat).double().sum(dim=0)
-        return torch.stack([there - ones, ones], dim=1)
-
-    def asked(self, counts: Tensor) -> Tensor:
-        """1 for a zero, ``pos_weight`` for a one."""
-        ones = counts.new_tensor(self.given)
-        return torch.stack([torch.ones_like(ones), ones], dim=1)
 
 
 def checked_weights(name: str, given: Any, count: int) -> Given:
@@ -207,17 +171,11 @@ def by_row(loss: LossFunction, output: Tensor, target: Tensor, counted: bool) ->
 
 def own_loss_problem(target: Tensor, counted: bool) -> str | None:
     """Why a loss of others cannot be given these targets, if it cannot."""
-    there = known(target)
-    if (
-        counted
-        or there.ndim < 2
-        or bool((there.flatten(1).any(1) == there.flatten(1).all(1)).all())
-    ):
+    there = known(target).reshape(len(target), -1)
+    partly = there.any(dim=1) & ~there.all(dim=1)
+    if counted or not bool(partly.any()):
         return None
-    row, *place = ((~there) & there.flatten(1).any(1).view(-1, *[1] * (there.ndim - 1))).nonzero()[
-        0
-    ]
     return (
-        f"y{[int(row), *map(int, place)]} is missing, but not all of its row, and the loss is your "
-        "own, which is given whole rows; remove the row, or make all of its targets NaN"
+        f"y[{int(partly.nonzero()[0])}] has missing numbers and others, and the loss is your own, "
+        "which is given whole rows; remove the row, or make all of its targets NaN"
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedgradnorm._errors import DataError
 from fedgradnorm.models._given_inputs import as_tensor
 from fedgradnorm.models._input_rows import Inputs
-from fedgradnorm.tasks._missing import labelled
+from fedgradnorm.tasks._targets import labelled
 from fedgradnorm.tasks._task import Task
 
 Splits = Mapping[str, tuple[Inputs, Any] | None]

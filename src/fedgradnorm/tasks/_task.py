@@ -14,22 +14,25 @@ from torch import Tensor, nn
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.tasks._kind import KINDS, Kind
 from fedgradnorm.tasks._measures import LossFunction, Metric, ModuleLoss
-from fedgradnorm.tasks._missing import (
-    all_labelled,
-    has_gaps,
-    labelled,
-    mean_of_labelled,
-    positions,
-    without_gaps,
-)
-from fedgradnorm.tasks._positions import Shape, checked_shape, laid_out, outputs_first
-from fedgradnorm.tasks._row_losses import WeightedLoss, by_number, by_row, own_loss_problem
-from fedgradnorm.tasks._split_metrics import (
+from fedgradnorm.tasks._named_metrics import (
     check_metrics,
     is_ours,
     measured,
     one_number,
     shown_kind,
+)
+from fedgradnorm.tasks._row_losses import WeightedLoss, by_number, by_row, own_loss_problem
+from fedgradnorm.tasks._targets import (
+    Shape,
+    all_labelled,
+    checked_shape,
+    has_gaps,
+    labelled,
+    laid_out,
+    mean_of_labelled,
+    outputs_first,
+    positions,
+    without_gaps,
 )
 
 if TYPE_CHECKING:
@@ -190,13 +193,6 @@ class Task:
         loss = self.loss_function
         weights = loss.table(torch.zeros(1).double()) if isinstance(loss, WeightedLoss) else None
         return self.form.baseline(self.labels_of(y), self.outputs, weights)
-
-    def baselines(self, y: Tensor) -> Tensor | None:
-        """The same for many clients that have this task without weights and gaps, at once.
-
-        ``y`` are [clients, rows, ...]. None where each has to be asked for by itself.
-        """
-        return self.form.baselines(y, self.outputs)
 
     def baseline_scores(self, learned: Tensor, y: Tensor, scaling: Scaler | None) -> Scores:
         """Loss and metrics of the answer that is the same for all rows, learned on some targets.

@@ -1,22 +1,19 @@
 """Methods that give the server a direction instead of weights: they need every update itself.
 
 Their weights stay at 1. The direction has the size of a mean update, so that one learning rate
-serves all methods. ConFIG is TorchJD's. The other two match TorchJD's numbers but run faster: they
-pass over the parameters once, in chunks that fit a processor's cache.
+serves all methods.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from fedgradnorm._checks import whole
 from fedgradnorm.weighting._base import Needs, Signals, Weighting, draw, private_generator
-from fedgradnorm.weighting._gradients import make_rule
-from fedgradnorm.weighting._gram import root
+from fedgradnorm.weighting._products import make_rule, root
 
 
 class Direction(Weighting):
@@ -84,14 +81,11 @@ class GradDrop(Direction):
 
     def combine(self, updates: Tensor) -> Tensor:
         """The parts of one sign of every parameter, summed over the clients, over N."""
-        drawn = torch.rand(updates.shape[1], dtype=updates.dtype, device=updates.device)
-        summed = torch.empty_like(drawn)
-        for part in stretches(updates):
-            g, u = updates[:, part], drawn[part]
-            purity = 0.5 * (1 + g.sum(dim=0) / g.abs().sum(dim=0))  # NaN, and no sign, where g = 0
-            down = torch.where(purity < u, g.clamp_max(0).sum(dim=0), 0)
-            summed[part] = torch.where(purity > u, g.clamp_min(0).sum(dim=0), down)
-        return summed / len(updates)
+        g = updates
+        drawn = torch.rand(g.shape[1], dtype=g.dtype, device=g.device)
+        purity = 0.5 * (1 + g.sum(dim=0) / g.abs().sum(dim=0))  # NaN, and no sign, where g = 0
+        down = torch.where(purity < drawn, g.clamp_max(0).sum(dim=0), 0)
+        return torch.where(purity > drawn, g.clamp_min(0).sum(dim=0), down) / len(g)
 
 
 class TrimmedMean(Direction):
@@ -112,32 +106,4 @@ class TrimmedMean(Direction):
     def combine(self, updates: Tensor) -> Tensor:
         """The mean of the middle rows, once every parameter's values are in order."""
         trim = min(self.trim, (len(updates) - 1) // 2)
-        found = torch.empty_like(updates[0])
-        for part in stretches(updates):
-            ordered = in_order(updates[:, part])
-            found[part] = ordered[trim : len(updates) - trim].mean(dim=0)
-        return found
-
-
-STRETCH = 1 << 16  # parameters at a time on a CPU
-FEW = 16  # rows that are sorted by comparing neighbours
-
-
-def stretches(updates: Tensor) -> Iterator[slice]:
-    """The parameters, some at a time on a CPU, all at once on a GPU."""
-    count = updates.shape[1]
-    step = STRETCH if updates.device.type == "cpu" else max(1, count)
-    return (slice(start, start + step) for start in range(0, count, step))
-
-
-def in_order(updates: Tensor) -> Tensor:
-    """Every column sorted. A few rows are compared pair by pair, all columns at once: sorting
-    millions of short columns one by one costs several times as much."""
-    if len(updates) > FEW:
-        return updates.sort(dim=0).values
-    rows = list(updates.unbind())
-    for turn in range(len(rows)):
-        for i in range(turn % 2, len(rows) - 1, 2):
-            low, high = rows[i : i + 2]
-            rows[i], rows[i + 1] = torch.minimum(low, high), torch.maximum(low, high)
-    return torch.stack(rows)
+        return updates.sort(dim=0).values[trim : len(updates) - trim].mean(dim=0)

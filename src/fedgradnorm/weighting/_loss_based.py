@@ -1,7 +1,7 @@
-"""Weights from the clients' losses alone.
+"""Weights from the clients' losses, and for ExcessMTL from their gradient norms.
 
-F_i is a client's loss in this round and F_i0 its first one. Each method gives p_i up to a common
-factor; the base class makes the active weights sum to their number.
+F_i is a client's loss in this round, F_i0 its first one and G_i its gradient norm. Each method
+gives p_i up to a common factor; the base class makes the active weights sum to their number.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from fedgradnorm._checks import bounded, whole
 from fedgradnorm.weighting._base import (
     MOMENTS,
+    SMALLEST,
     Needs,
     Signals,
     Weighting,
@@ -23,6 +24,7 @@ from fedgradnorm.weighting._base import (
     adam,
     draw,
     from_log,
+    only,
     onto_simplex,
     safe_log,
 )
@@ -326,3 +328,98 @@ class FAMO(Weighting):
         rows["last"].copy_(torch.where(active, log_loss, rows["last"]))
         rows["rounds"] += active
         return from_log(w - log_loss, active)
+
+
+class ExcessMTL(ByLog):
+    r"""Tasks that are furthest from their own optimum count most; noise in labels adds nothing.
+
+    .. math:: p_i \leftarrow p_i \exp(\eta \, E_i / E_i^0), \qquad
+              E_i = G_i^2 / \sqrt{\textstyle\sum_t G_i(t)^2}
+
+    E_i is the paper's second-order estimate g^T H^-1 g of the excess risk, with H from the squared
+    gradients so far. The paper has a curvature per parameter; here a client has one for its norm
+    layer, so it sends one number. The first round leaves the weights alone, as in the paper; a
+    ratio above 100 counts as 100.
+    Source: He, Zhou, Zhang, Yun, Xu, Zeng, Chilimbi, Zhao, "Robust multi-task learning with excess
+    risks" (2024), arXiv 2402.02009, algorithm 1.
+
+    Args:
+        step: step size of the weights (eta), 0 or more.
+    """
+
+    needs = Needs.NORM
+    starts: ClassVar[Mapping[str, float]] = {"log_weight": 0.0, "length": 0.0, "first": 0.0}
+
+    def __init__(self, step: float = 0.01) -> None:
+        super().__init__()
+        self.step = bounded("ExcessMTL's step", step)
+
+    def log_weight(self, signals: Signals) -> Tensor:
+        """The logarithm after this round's multiplicative step."""
+        rows, norm = self.rows, only(signals.active, signals.grad_norm)
+        known = rows["first"] > 0
+        live = signals.active & (norm > 0)
+        length = torch.where(live, torch.hypot(rows["length"], norm), rows["length"])
+        ratio = (norm / torch.where(known, rows["first"], 1)) * (norm / length.clamp_min(1e-300))
+        step = self.step * ratio.clamp_max(100.0)  # so that one round cannot decide all later ones
+        rows["log_weight"] += torch.where(live & known, step, 0)
+        rows["length"].copy_(length)
+        rows["first"].copy_(torch.where(live & ~known, norm, rows["first"]))
+        return rows["log_weight"]
+
+
+class GO4Align(Weighting):
+    r"""One weight per group of tasks, the mean of its tasks' risk indicators.
+
+    .. math:: u_i = q_i \sum_j F_j / F_i, \qquad q_i \leftarrow q_i \, e^{-\beta F_i}, \qquad
+              p_i = \text{mean of } u \text{ over the group of } i
+
+    K-means on the numbers u makes the groups in each round. It starts at their quantiles, so
+    groups do not depend on chance or on the order of clients.
+    Source: Shen, Wang, Xiao, Van Noord, Worring, "GO4Align: Group optimization for multi-task
+    alignment" (2024), arXiv 2404.06486; scale balance, smoothing and defaults as in their code.
+
+    Args:
+        groups: number of groups, 1 or more; with 1, all weights are equal.
+        beta: how fast large losses lower a task's weight, 0 or more.
+    """
+
+    needs = Needs.LOSS
+    starts: ClassVar[Mapping[str, float]] = {"log_share": 0.0}
+    beyond_sums = "all clients' losses at once, to group them"
+    capturable = False
+
+    def __init__(self, groups: int = 2, beta: float = 1e-4) -> None:
+        super().__init__()
+        self.groups = whole("GO4Align's groups", groups, 1)
+        self.beta = bounded("GO4Align's beta", beta)
+
+    def weigh(self, signals: Signals) -> Tensor:
+        active, share = signals.active, self.rows["log_share"]
+        loss = torch.where(active, signals.loss.double(), 0)
+        share -= self.beta * loss.clamp(0, 1e12)
+        indicator = from_log(share - safe_log(signals.loss, active), active)
+        weight = torch.ones_like(indicator)
+        weight[active] = group_means(indicator[active], self.groups).clamp_min(SMALLEST)
+        return weight
+
+
+def group_means(values: Tensor, groups: int) -> Tensor:
+    """Each value's group mean, for groups by K-means in one dimension (Lloyd 1982).
+
+    >>> group_means(torch.tensor([1.0, 9.0, 2.0, 11.0]), 2).tolist()
+    [1.5, 10.0, 1.5, 10.0]
+    """
+    count = min(groups, len(values))
+    places = (torch.arange(count, dtype=values.dtype) + 0.5) / count
+    centers = torch.quantile(values, places.to(values.device))
+    group = torch.full_like(values, -1, dtype=torch.long)
+    for _ in range(300):  # a GPU may add in another order each time, and never settle
+        nearest = (values[:, None] - centers).abs().argmin(1)
+        if torch.equal(nearest, group):
+            break
+        group = nearest
+        members = torch.zeros_like(centers).index_add_(0, group, torch.ones_like(values))
+        sums = torch.zeros_like(centers).index_add_(0, group, values)
+        centers = torch.where(members > 0, sums / members.clamp_min(1), centers)
+    return centers[group]

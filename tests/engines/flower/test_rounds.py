@@ -20,8 +20,8 @@ from fedgradnorm._flower.agreement import sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.client_session import ClientSession
 from fedgradnorm.weighting._fixed import BySize
-from fedgradnorm.weighting._gradients import MGDA
 from fedgradnorm.weighting._loss_based import InverseFirstLoss
+from fedgradnorm.weighting._products import MGDA
 
 CASES = {
     "gradnorm": {},

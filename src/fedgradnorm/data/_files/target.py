@@ -27,7 +27,7 @@ from fedgradnorm.tasks._making import (
     regression,
 )
 from fedgradnorm.tasks._measures import Metric
-from fedgradnorm.tasks._positions import checked_shape
+from fedgradnorm.tasks._targets import checked_shape
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:

@@ -154,12 +154,7 @@ def find_factory(name: str, allow: Collection[str]) -> Callable[..., Any]:
     place, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*place.split("."), attribute)):
         raise ConfigError(f"network {name!r} is not package.module:factory")
-    if place not in _allowed(allow):
-        raise ConfigError(
-            f"network {name!r} is a program, and module {place!r} is not allowed here; if you "
-            f"trust it, allow it with --allow-module {place}, with {VARIABLE}={place} in the "
-            f"environment, or with load_config(..., allow=[{place!r}])"
-        )
+    _check_allowed(f"network {name!r}", place, allow)
     module = _imported(f"network {name!r}", place)
     known = vars(module).items()
     factories: dict[str, Callable[..., Any]] = {k: v for k, v in known if _is_factory(v, place)}
@@ -175,12 +170,8 @@ def import_modules(imports: Any) -> None:
 def check_imports(imports: Any, allow: Collection[str]) -> None:
     """A ConfigError if a file that others may have written names a module nobody asked for."""
     for place in _module_names(imports):
-        if place not in sys.modules and place not in _allowed(allow):
-            raise ConfigError(
-                f"imports = [{place!r}] is a program, and module {place!r} is not allowed here; if "
-                f"you trust it, allow it with --allow-module {place}, with {VARIABLE}={place} in "
-                f"the environment, or import it before"
-            )
+        if place not in sys.modules:
+            _check_allowed(f"imports = [{place!r}]", place, allow)
 
 
 def _module_names(imports: Any) -> list[str]:
@@ -193,8 +184,14 @@ def _module_names(imports: Any) -> list[str]:
     return list(imports)
 
 
-def _allowed(allow: Collection[str]) -> set[str]:
-    return {word.strip() for word in os.environ.get(VARIABLE, "").split(",")}.union(allow)
+def _check_allowed(what: str, place: str, allow: Collection[str]) -> None:
+    here = {word.strip() for word in os.environ.get(VARIABLE, "").split(",")}
+    if place not in here.union(allow):
+        raise ConfigError(
+            f"{what} is a program, and module {place!r} is not allowed here; if you trust it, "
+            f"allow it with --allow-module {place}, with {VARIABLE}={place} in the environment, "
+            f"or with load_config(..., allow=[{place!r}])"
+        )
 
 
 def _imported(what: str, place: str) -> ModuleType:
