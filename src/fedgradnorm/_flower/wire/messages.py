@@ -14,7 +14,7 @@ import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -116,7 +116,7 @@ def decode(
     same_names("message", {name: 0 for name in NOT_FACTS if name in facts}, ())
     same_names("arrays", found, tuple(arrays))
     values: dict[str, Any] = {k: _checked(k, found[k], *v) for k, v in arrays.items()}
-    if "scalars" in (one.name for one in fields(kind)):  # type: ignore[arg-type]
+    if "scalars" in kind.__annotations__:
         values["scalars"] = {name: facts.pop(name) for name in scalars if name in facts}
         same_names("message", values["scalars"], scalars)
     message = validated(kind, {**facts, **values})
