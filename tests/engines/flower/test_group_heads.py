@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import fedgradnorm as fgn
 import flat
 import shared_heads
 import toys
-from engines.flower.direct import OPTIONS, Together
+from engines.flower.direct import OPTIONS, Together, answered
 from fedgradnorm._flower.federation_file import TaskTerms
 from fedgradnorm._flower.group_heads import GroupHeads
 from fedgradnorm._flower.wire.messages import Refused, decode_order
@@ -148,6 +149,23 @@ def test_a_client_shares_with_its_own_task_alone(tmp_path):
         south.respond(order.encoded())
     with pytest.raises(Refused, match=r"float64\[18\] instead of float64\[5\]"):
         decode_order(order.encoded(), order.shared, "north", torch.zeros(5).double())
+
+
+def test_a_private_client_gives_one_head_for_one_order(tmp_path):
+    """Asked again, also after it was started anew, it repeats itself: other noise would cost."""
+    promise = fgn.Privacy(epsilon=5.0, delta=1e-3)
+
+    def clients():
+        return [replace(client, privacy=promise) for client in shared_heads.clients()]
+
+    together = Together(tmp_path, clients=clients, heads="task")
+    together.run(1)
+    order = together.server._order("train", "a")
+    first = answered(together.exchange.participants["a"], order)
+    together.restart("a")
+    again = answered(together.exchange.participants["a"], order)
+    assert torch.equal(first.head, again.head)
+    assert torch.equal(first.update, again.update)
 
 
 # ------------------------------------------------------------------------------ hostile heads
