@@ -202,7 +202,7 @@ class Client:
                 f"client {self.name!r}: {self.task.classes} classes but only {self.size} training "
                 "rows; give it more data or fewer classes"
             )
-        count = self.task.label_count
+        count = self.task.form.names(self.task.outputs)
         if self.labels is not None and not self.task.has_real_targets and len(self.labels) != count:
             raise DataError(
                 f"client {self.name!r}: {len(self.labels)} labels for {self.task.words()}; give "
