@@ -190,7 +190,6 @@ def test_the_command_line_knows_them(config: Path) -> None:
     load_config(config)
     for words, says in (
         (["methods", "rooted"], "weights are roots of losses"),
-        (["methods", "rooted"], "p_i = F_i^q"),
         (["data", "show", "crowd", "people=3"], "person-2"),
     ):
         said = CliRunner().invoke(app, words)

@@ -82,8 +82,8 @@ def test_a_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path, monkeypa
     for words in ([], ["."], [tmp_path]):
         done = cli("init", *words)
         assert done.exit_code == 2
-        assert "'mine.txt'" in done.stderr
-    assert "is a file" in cli("init", "mine.txt").stderr
+        assert "is not empty" in done.stderr
+    assert "cannot be used" in cli("init", "mine.txt").stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 

@@ -163,9 +163,7 @@ def test_a_loss_of_ones_own_is_given_whole_rows() -> None:
 
     y = KINDS["place"][1].copy()
     y[3, 0] = np.nan
-    with pytest.raises(
-        fgn.ConfigError, match=r"client 'a', train data: y\[3\] has missing n"
-    ):
+    with pytest.raises(fgn.ConfigError, match=r"client 'a', train data: y\[3\] has missing n"):
         fgn.Client("a", fgn.regression(2, loss=cubed), (X, y))
     y[3] = np.nan
     assert fgn.Client("a", fgn.regression(2, loss=cubed), (X, y)).size == 39

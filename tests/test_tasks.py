@@ -19,14 +19,14 @@ def test_classification_is_cross_entropy_and_accuracy() -> None:
     task = classification(3)
     torch.testing.assert_close(task.loss(LOGITS, LABELS), F.cross_entropy(LOGITS, LABELS))
     assert float(task.metrics["accuracy"](LOGITS, LABELS)) == pytest.approx(2 / 3)
-    assert task.predict(LOGITS).tolist() == [0, 2, 1]
+    assert task.form.answer(LOGITS).tolist() == [0, 2, 1]
 
 
 def test_regression_is_mean_squared_error_with_mae_and_r2() -> None:
     task = regression(3)
     torch.testing.assert_close(task.loss(LOGITS, TARGETS), F.mse_loss(LOGITS, TARGETS))
     torch.testing.assert_close(task.metrics["mae"](LOGITS, TARGETS), F.l1_loss(LOGITS, TARGETS))
-    assert task.predict(LOGITS) is LOGITS
+    assert task.form.answer(LOGITS) is LOGITS
 
 
 def test_r2_is_one_for_the_truth_and_zero_for_the_mean() -> None:

@@ -27,7 +27,7 @@ from fedgradnorm.models._streamed.rows import (
     changed,
     some_targets,
 )
-from fedgradnorm.tasks._labels.text_labels import named_tables, names_for
+from fedgradnorm.tasks._labels.text_labels import names_for
 from fedgradnorm.tasks._several import task_rows
 from fedgradnorm.tasks._targets import has_gaps, labelled
 from fedgradnorm.tasks._task import Task, are_numbers, described_task
@@ -202,7 +202,7 @@ class Client:
                 f"client {self.name!r}: {self.task.classes} classes but only {self.size} training "
                 "rows; give it more data or fewer classes"
             )
-        count = self.task.label_count
+        count = self.task.form.names(self.task.outputs)
         if self.labels is not None and not self.task.has_real_targets and len(self.labels) != count:
             raise DataError(
                 f"client {self.name!r}: {len(self.labels)} labels for {self.task.words()}; give "
@@ -361,7 +361,6 @@ def _several(client: Client) -> tuple[Client, ...]:
             splits[split] = as_inputs(where, x), pair[1]
     given = {key: getattr(client, key) for key in ("head", "scaling", "labels")}
     assert client.tasks is not None
-    splits, given["labels"] = named_tables(client.tasks, splits, given["labels"], client.name)
     return tuple(
         Client(
             **parts,

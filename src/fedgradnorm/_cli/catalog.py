@@ -97,8 +97,6 @@ def _explain(method: Method) -> None:
     table = _rows()
     table.add_row("source", method.source or "-")
     table.add_row("server sees", seen)
-    kept = ", ".join(word.replace("_", " ") for word in method.state)
-    table.add_row("server keeps", f"{kept} of each client" if kept else "nothing of its clients")
     work = f"order of {method.cost} operations per round, besides the sum of the updates"
     table.add_row("cost", f"{work} (N clients, D shared parameters)")
     private = f"not possible: the server needs {method.beyond_sums}"

@@ -42,25 +42,15 @@ def init(
 
     - `fedgradnorm init pumps`
     """
-    if folder.is_dir():
-        found = sorted(path.name for path in folder.iterdir())
-        if found:
-            place = "the working folder" if folder == Path() else str(folder)
-            raise ConfigError(
-                f"{place} is not empty: it holds {found[0]!r}; name a new folder: "
-                "fedgradnorm init FOLDER"
-            )
-    elif folder.exists():
-        raise ConfigError(f"{folder} is a file; name a new folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        place = "the working folder" if folder == Path() else str(folder)
+        raise ConfigError(f"{place} is not empty; name a new folder: fedgradnorm init FOLDER")
     starter = (files("fedgradnorm._cli") / "starter.toml").read_text(encoding="utf-8")
     chance = random.Random(0)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for plant, target in PLANTS.items():
-            _write(folder / f"{plant}.csv", target, (_pump(chance) for _ in range(ROWS)))
-        (folder / CONFIG).write_text(starter, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written ({error}); name another folder") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    for plant, target in PLANTS.items():
+        _write(folder / f"{plant}.csv", target, (_pump(chance) for _ in range(ROWS)))
+    (folder / CONFIG).write_text(starter, encoding="utf-8")
     config = shlex.quote(str(folder / CONFIG))
     say(f"wrote {folder / CONFIG} and {len(PLANTS)} CSV files ({ROWS} generated rows each)")
     say(f"train it:         fedgradnorm run {config}")

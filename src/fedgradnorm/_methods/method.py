@@ -142,12 +142,6 @@ class Method:
         return getattr(self.weighting, "needs", Needs.NOTHING)
 
     @property
-    def state(self) -> tuple[str, ...]:
-        """What the server keeps per client from round to round."""
-        starts: Mapping[str, float] = getattr(self.weighting, "starts", {})
-        return ("weight", *starts) if self.needs or starts else ()
-
-    @property
     def beyond_sums(self) -> str:
         """What the server must see of its clients besides sums over them; "": nothing."""
         return getattr(self.weighting, "beyond_sums", "")

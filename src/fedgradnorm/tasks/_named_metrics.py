@@ -30,46 +30,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answers:
-    """The outputs and targets of a split, as torchmetrics takes them."""
+    """The outputs and targets of a split.
 
-    kind: str
+    torchmetrics gets probabilities, never logits: it would guess what they are from their range.
+    """
+
+    kind: Kind
     outputs: int
     output: Tensor
     target: Tensor
 
     @property
-    def family(self) -> str:
-        """What torchmetrics calls this kind of task."""
-        return KINDS[self.kind].family
-
-    @property
     def probability(self) -> Tensor:
-        """Never logits: torchmetrics would guess what they are from their range."""
-        return KINDS[self.kind].probability(self.output)
+        return self.kind.probability(self.output)
 
     @property
     def answer(self) -> Tensor:
-        """Classes, or zeros and ones."""
-        return KINDS[self.kind].answer(self.output)
+        return self.kind.answer(self.output)
 
     @property
     def truth(self) -> Tensor:
-        """Classes, or zeros and ones, as whole numbers."""
-        return self.target.to(torch.int64)
+        return self.target.long()
 
     def by_class(self, name: str, given: Tensor, **options: Any) -> Tensor:
         """torchmetrics' function of this name, in its form for this kind of task."""
-        size = {"multiclass": "num_classes", "multilabel": "num_labels"}.get(self.family)
-        sized = {size: KINDS[self.kind].names(self.outputs), **options} if size else {}
-        return _call("classification", f"{self.family}_{name}", given, self.truth, **sized)
+        family = self.kind.family
+        size = {"multiclass": "num_classes", "multilabel": "num_labels"}.get(family)
+        sized = {size: self.kind.names(self.outputs), **options} if size else {}
+        return _call("classification", f"{family}_{name}", given, self.truth, **sized)
 
     def rankable(self) -> Tensor:
         """Which classes or labels some rows have, and some have not."""
-        if self.family == "multiclass":
-            ones = self.truth.bincount(minlength=KINDS[self.kind].names(self.outputs))
+        truth = self.truth
+        if self.kind.family == "multiclass":
+            ones = truth.bincount(minlength=self.kind.names(self.outputs))
         else:
-            ones = self.truth.reshape(len(self.truth), -1).sum(dim=0)
-        return (ones > 0) & (ones < len(self.truth))
+            ones = truth.reshape(len(truth), -1).sum(dim=0)
+        return (ones > 0) & (ones < len(truth))
 
 
 Measure = Callable[[Answers], Tensor]
@@ -100,10 +97,14 @@ def _ranking(name: str, guess: float) -> Measure:
 
 def _balanced_accuracy(split: Answers) -> Tensor:
     """The mean over classes of the share of their rows that is right; of labels, their mean."""
-    if split.family == "multiclass":
-        return _seen_recall(split.answer, split.truth, KINDS[split.kind].names(split.outputs))
+    if split.kind.family == "multiclass":
+        return _seen_recall(split.answer, split.truth, split.kind.names(split.outputs))
     rows = len(split.truth)
-    pairs = zip(split.answer.reshape(rows, -1).T, split.truth.reshape(rows, -1).T, strict=True)
+    pairs = zip(
+        split.answer.reshape(rows, -1).T,
+        split.truth.reshape(rows, -1).T,
+        strict=True,
+    )
     return torch.stack([_seen_recall(answer, truth, 2) for answer, truth in pairs]).mean()
 
 
@@ -116,7 +117,7 @@ def _seen_recall(answer: Tensor, truth: Tensor, classes: int) -> Tensor:
 
 def _calibration_error(split: Answers) -> Tensor:
     """The mean gap of confidence and accuracy, over 15 bins of confidence (Guo et al. 2017)."""
-    if split.family == "multiclass":
+    if split.kind.family == "multiclass":
         return split.by_class("calibration_error", split.probability)
     flat = split.probability.flatten(), split.truth.flatten()
     return _call("classification", "binary_calibration_error", *flat)
@@ -241,7 +242,7 @@ class NamedMetric:
             return output.new_tensor(float("nan"))
         if has_gaps(target):
             return self._with_gaps(measure, output, target)
-        return measure(Answers(self.kind, self.outputs, output, target))
+        return measure(Answers(KINDS[self.kind], self.outputs, output, target))
 
     def _with_gaps(self, measure: Measure, output: Tensor, target: Tensor) -> Tensor:
         """Where single labels are missing: the mean over outputs, each on the rows that have it.
@@ -249,12 +250,13 @@ class NamedMetric:
         What is a mean over all numbers stays so.
         """
         there = known(target)
-        one = "binary" if KINDS[self.kind].family == "multilabel" else self.kind
+        kind = KINDS[self.kind]
+        one = KINDS["binary"] if kind.family == "multilabel" else kind
         if self.name in ("mse", "rmse", "calibration_error"):
             return measure(Answers(one, 1, output[there][:, None], target[there][:, None]))
         found = [(output[rows, k], target[rows, k]) for k, rows in enumerate(there.T)]
         columns = [
-            Answers(one, 1, o[:, None], y if one == "binary" else y[:, None])
+            Answers(one, 1, o[:, None], y if one.name == "binary" else y[:, None])
             for o, y in found
             if len(y)
         ]

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedgradnorm._errors import DataError
 from fedgradnorm.models._given_inputs import as_tensor
 from fedgradnorm.models._input_rows import Inputs
+from fedgradnorm.tasks._labels.text_labels import names_for, numbered
 from fedgradnorm.tasks._targets import labelled
 from fedgradnorm.tasks._task import Task
 
@@ -29,9 +30,11 @@ def task_rows(
     label in a held-out split has no such split.
     """
     _check_tasks(name, tasks)
-    data = {s: _split(name, s, tasks, pair) for s, pair in splits.items() if pair}
+    labels = {key: _of_task(name, "labels", key, tasks, given["labels"]) for key in tasks}
+    data = {s: _split(name, s, tasks, pair, labels) for s, pair in splits.items() if pair}
     if "train" not in data:
         raise DataError(f"client {name!r}: train must be a pair (x, targets by task)")
+    given = {**given, "labels": {key: names for key, names in labels.items() if names}}
     x, targets = data["train"]
     some = torch.stack([labelled(y) for y in targets.values()]).any(dim=0)
     if not bool(some.all()):
@@ -65,6 +68,7 @@ def _split(
     split: str,
     tasks: Mapping[str, Task],
     pair: tuple[Inputs, Any],
+    labels: dict[str, Any],
 ) -> tuple[Inputs, dict[str, Tensor]]:
     where = f"client {name!r}, {split} data"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[1], Mapping):
@@ -77,14 +81,19 @@ def _split(
             f"{where}: {what} {odd[0]!r} (tasks: {', '.join(tasks)}; targets: "
             f"{', '.join(map(str, targets))}); use the same names, and NaN for missing labels"
         )
-    found = {key: as_tensor(f"{where}, task {key!r}", y, "y") for key, y in targets.items()}
+    found: dict[str, Tensor] = {}
+    for key, task in tasks.items():
+        at, y = f"{where}, task {key!r}", targets[key]
+        if split == "train" and labels[key] is None:
+            labels[key] = names_for(task, y, at)
+        found[key] = as_tensor(at, numbered(task, labels[key], y, at), "y")
     for key, y in found.items():
         if y.ndim == 0 or len(y) != len(x):
             rows = 0 if y.ndim == 0 else len(y)
             raise DataError(
                 f"{where}, task {key!r}: x has {len(x)} rows but y has {rows}; they must be equal"
             )
-    return x, {key: found[key] for key in tasks}
+    return x, found
 
 
 def _of_task(name: str, option: str, key: str, tasks: Mapping[str, Task], value: Any) -> Any:

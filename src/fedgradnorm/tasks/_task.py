@@ -130,11 +130,6 @@ class Task:
         return self.form.classes(self.outputs)
 
     @property
-    def label_count(self) -> int:
-        """How many names its classes or labels have."""
-        return self.form.names(self.outputs)
-
-    @property
     def has_real_targets(self) -> bool:
         """Whether targets are numbers of any size, which can be standardised."""
         return self.form.real
@@ -322,10 +317,6 @@ class Task:
         task, target = self.for_targets(target), self.whole(target)
         loss = one_number("loss", task.loss(output, target))
         return {"loss": loss, **measured(task, task.outputs_of(output), target, scaling)}
-
-    def predict(self, output: Tensor) -> Tensor:
-        """What a user wants to see: the class of each row, zeros and ones, or the values."""
-        return self.form.answer(output)
 
 
 SHOWN, LONGEST = 5, 80

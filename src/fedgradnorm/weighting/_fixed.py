@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from numbers import Real
 
@@ -11,8 +10,6 @@ from torch import Tensor
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.weighting._base import Needs, Signals, Weighting
-
-log = logging.getLogger("fedgradnorm")
 
 
 class Equal(Weighting):
@@ -64,13 +61,6 @@ class Static(Weighting):
             raise ConfigError(
                 f"no static weight for client {missing[0]!r}; weights are given for: "
                 f"{', '.join(self.weights) or 'nobody'}"
-            )
-        strangers = [name for name in self.weights if name not in clients]
-        if strangers and len(clients) > 1:  # clients on their own are bound one by one
-            log.warning(
-                "static weights for %s are not used: the clients are %s",
-                ", ".join(map(repr, strangers)),
-                ", ".join(clients),
             )
         super().bind(clients)
         self._given = torch.tensor([self.weights[name] for name in clients], dtype=torch.float64)

@@ -22,20 +22,13 @@ factor by which levels grew before rescaling: the coefficient of a frozen level 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.weighting._base import Signals, Weighting, bounded_exp, only, safe_log
-from fedgradnorm.weighting._fixed import BySize, Equal, Static
 from fedgradnorm.weighting._gradnorm import GradNorm
-from fedgradnorm.weighting._loss_based import ByLog, InverseFirstLoss, RandomWeights
-from fedgradnorm.weighting._steady import Steady
-
-OwnNumber = Callable[[Any, Signals], Tensor]
+from fedgradnorm.weighting._loss_based import ByLog, InverseFirstLoss
 
 
 class GradNormSums:
@@ -108,16 +101,16 @@ def _shift(first_sums: Tensor) -> Tensor:
 
 
 class ProportionalSums:
-    """p_i = N m_i / sum_j m_j, where each client computes its m_i (``own``) by itself."""
+    """p_i = N m_i / sum_j m_j, where each client computes its m_i by itself."""
 
     sizes = (3, 1)
 
-    def __init__(self, weighting: Weighting, own: OwnNumber) -> None:
-        self.weighting, self.own = weighting, own
+    def __init__(self, weighting: Weighting) -> None:
+        self.weighting = weighting
 
     def first(self, signals: Signals, last_norm_sum: float = 0.0) -> Tensor:  # noqa: ARG002
         """1, 0 and m."""
-        self._own = self.own(self.weighting, signals).double()
+        self._own = own_number(self.weighting, signals).double()
         return torch.cat([torch.ones_like(self._own), torch.zeros_like(self._own), self._own])
 
     def second(self, first_sums: Tensor) -> Tensor:
@@ -142,35 +135,16 @@ class ProportionalSums:
 SecureSums = GradNormSums | ProportionalSums
 
 
-def _weighed(weighting: Weighting, signals: Signals) -> Tensor:
-    return weighting.weigh(signals)
-
-
-def _from_log(weighting: ByLog, signals: Signals) -> Tensor:
-    return bounded_exp(weighting.log_weight(signals))
-
-
-def _from_first_loss(weighting: InverseFirstLoss, signals: Signals) -> Tensor:
-    weighting.weigh(signals)
-    first = weighting.rows["first_loss"]
-    return torch.where(first > 0, bounded_exp(-safe_log(first, first > 0)), torch.nan)
-
-
-def _unless_frozen(weighting: Steady, signals: Signals) -> Tensor:
+def own_number(weighting: Weighting, signals: Signals) -> Tensor:
+    """What a client's weight is proportional to, computed by itself; NaN if it has none."""
+    if isinstance(weighting, ByLog):
+        return bounded_exp(weighting.log_weight(signals))
     weight = weighting.weigh(signals)
-    return torch.where(weighting.rows["frozen"] > 0, torch.nan, weight)
-
-
-OWN_NUMBERS: dict[type[Any], OwnNumber] = {
-    Equal: _weighed,
-    BySize: _weighed,
-    Static: _weighed,
-    RandomWeights: _weighed,
-    ByLog: _from_log,
-    InverseFirstLoss: _from_first_loss,
-    Steady: _unless_frozen,
-}
-"""Weightings proportional to a number that each client computes by itself; NaN if it has none."""
+    if isinstance(weighting, InverseFirstLoss):
+        first = weighting.rows["first_loss"]
+        return torch.where(first > 0, bounded_exp(-safe_log(first, first > 0)), torch.nan)
+    frozen = weighting.frozen
+    return weight if frozen is None else torch.where(frozen, torch.nan, weight)
 
 
 def secure_sums(weighting: Weighting) -> SecureSums:
@@ -180,5 +154,4 @@ def secure_sums(weighting: Weighting) -> SecureSums:
         raise ConfigError(f"{name} needs more than sums over clients: {weighting.beyond_sums}")
     if isinstance(weighting, GradNorm):
         return GradNormSums(weighting)
-    own = next(own for kind, own in OWN_NUMBERS.items() if isinstance(weighting, kind))
-    return ProportionalSums(weighting, own)
+    return ProportionalSums(weighting)

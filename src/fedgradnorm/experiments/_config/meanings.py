@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-
-_ENTRY = re.compile(r"(\w+(?:, \w+)*): (.*)")
 
 
 def meanings(function: Callable[..., Any]) -> dict[str, str]:
@@ -29,24 +27,10 @@ def meanings(function: Callable[..., Any]) -> dict[str, str]:
     >>> meanings(move)
     {'far': 'how long a step is, in metres.', 'near': 'how long a step is, in metres.'}
     """
+    section = (inspect.getdoc(function) or "").partition("\nArgs:\n")[2]
+    section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]
     found: dict[str, str] = {}
-    names: list[str] = []
-    for line in _section(inspect.getdoc(function) or ""):
-        entry = _ENTRY.fullmatch(line)
-        if entry and not line.startswith(" "):
-            names = entry[1].split(", ")
-            found.update(dict.fromkeys(names, entry[2]))
-        else:
-            found.update({name: f"{found[name]} {line.strip()}" for name in names})
+    for entry in re.findall(r"^ {4}(\w+(?:, \w+)*: .*(?:\n {5,}.*)*)", section, re.MULTILINE):
+        names, _, meaning = entry.partition(": ")
+        found |= dict.fromkeys(names.split(", "), " ".join(meaning.split()))
     return found
-
-
-def _section(text: str) -> Iterator[str]:
-    """The lines under ``Args:``, less their common indentation of four."""
-    inside = False
-    for line in text.splitlines():
-        if inside and line and not line.startswith("    "):
-            return
-        if inside and line.strip():
-            yield line[4:]
-        inside = inside or line == "Args:"

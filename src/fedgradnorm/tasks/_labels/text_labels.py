@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,46 +58,6 @@ def numbered(task: Task, names: Sequence[str] | None, y: Any, where: str) -> Any
                 "classification(labels=[...])"
             )
     return np.array([np.nan if code is None else code for code in codes])
-
-
-def named_tables(
-    tasks: Mapping[str, Task], splits: Mapping[str, Any], labels: Any, client: str
-) -> tuple[dict[str, Any], Any]:
-    """The splits of a client with several tasks, with texts as numbers, and its tables of names.
-
-    What has not the form of such a client is left as it is, for others to refuse.
-    """
-    train = splits.get("train")
-    given = {} if labels is None else labels
-    if (
-        train is None
-        or not _is_pair(train)
-        or not isinstance(tasks, Mapping)
-        or not isinstance(given, Mapping)
-    ):
-        return dict(splits), labels
-    known = {key: task for key, task in tasks.items() if isinstance(task, Task)}
-    names = dict(given)
-    for key, task in known.items():
-        where = f"client {client!r}, train data, task {key!r}"
-        if key not in names and (found := names_for(task, train[1].get(key), where)):
-            names[key] = found
-    made = dict(splits)
-    for split, pair in splits.items():
-        if _is_pair(pair):
-            where = f"client {client!r}, {split} data, task"
-            table = {
-                key: numbered(known[key], names.get(key), y, f"{where} {key!r}")
-                if key in known
-                else y
-                for key, y in pair[1].items()
-            }
-            made[split] = pair[0], table
-    return made, names or None
-
-
-def _is_pair(pair: Any) -> bool:
-    return isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[1], Mapping)
 
 
 def _is_nothing(value: object) -> bool:
