@@ -113,6 +113,7 @@ def in_words(name: str) -> str:
 
     >>> in_words("data.loss_scale.landmark"), in_words("local.head_steps, local.shared_steps")
     ('factor on the landmark loss', 'head steps, shared steps')
+
     >>> in_words("lr"), in_words("weighting.lr")
     ('learning rate', 'learning rate of the weights')
     >>> in_words("fedgradnorm weighting.lr=0.008 sharing.heads=task")
