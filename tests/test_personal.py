@@ -241,6 +241,22 @@ def test_a_new_client_tunes_the_head_that_fedbabu_trained_with() -> None:
     assert torch.equal(toys.parameters(begun.heads["late"]), toys.parameters(first["a"]))
 
 
+def test_a_new_client_begins_with_fedbabus_head_and_a_bias_of_its_own() -> None:
+    clients = wards({"a": "corner", "b": "corner"})
+    rows = {"train": toys.rows("corner", 30), "validation": toys.rows("corner", 40)}
+    late = fgn.Client("late", toys.task("corner", name="corner"), **rows)
+    how = {"method": "fedbabu", "sharing": fgn.Sharing(heads="task", head_own="bias"), "rounds": 1}
+    tuned, plain = (fgn.Personalization(final_head_steps=steps) for steps in (5, 0))
+    run = fgn.train(toys.network(), clients, personalization=tuned, **how)
+    first = fgn.train(toys.network(), [*clients, late], personalization=plain, **how)
+    begun = run.personalize(late, steps=1, lr=1e9, what="head")  # worse, so it keeps the first
+    for own, wanted in zip(
+        begun.heads["late"].parameters(), first.heads["late"].parameters(), strict=True
+    ):
+        assert torch.equal(own, wanted)
+    assert not torch.equal(begun.heads["late"].bias, first.heads["a"].bias)
+
+
 def test_a_new_client_begins_with_a_trained_head_also_where_heads_were_tuned_in_the_end() -> None:
     clients = wards({"a": "corner", "b": "corner"})
     run = fgn.train(

@@ -401,6 +401,14 @@ def test_heads_that_cannot_be_tried_are_refused_before_training(given, how, mess
         flat.benefit(toys.network(), given, try_heads=True, **long, **how)
 
 
+def test_a_failing_display_is_named() -> None:
+    def screen(_: Any) -> None:
+        raise OSError("no paper")
+
+    with pytest.raises(fgn.TrainingError, match=r"callback screen failed at round 1: OSError: no"):
+        flat.benefit(toys.network(), clients(), progress=screen, **HOW)
+
+
 def test_heads_are_not_picked_by_some_of_very_many_clients(monkeypatch) -> None:
     monkeypatch.setattr("fedgradnorm._training.benefit.ALL_AT_END", 1)
     with pytest.raises(fgn.ConfigError, match=r"evaluation\.clients = 1 evaluates some"):

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.files import present
 from fedgradnorm._runs.layout import MANIFEST
 from fedgradnorm._runs.run import Run
-from fedgradnorm._training.callbacks import Callback, Show, ShowProgress
+from fedgradnorm._training.callbacks import Callback, Progress, Show, ShowProgress
 from fedgradnorm._training.inputs import CHOICES, checked_folder, chosen, refused
 from fedgradnorm._training.recording import ALL_AT_END
 from fedgradnorm._training.train import Option, train_with
@@ -145,7 +146,12 @@ def _shown(name: str, callback: Callback) -> Iterator[Callback]:
     elif callback.show is not None:
         tell = callback.show
         stage = "" if name == JOINED else name
-        yield ShowProgress(lambda event: tell(replace(event, stage=stage) if stage else event))
+
+        @wraps(tell)  # whose name is told where it fails
+        def told(event: Progress) -> None:
+            tell(replace(event, stage=stage) if stage else event)
+
+        yield ShowProgress(told)
     elif is_leader():
         from fedgradnorm._training.display import live_display
 

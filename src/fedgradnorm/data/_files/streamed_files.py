@@ -64,17 +64,17 @@ def streamed_rows(reader: Reader, path: Any, bad: BadRows[int]) -> FileRows:
     suffix, x_key = reader.form.suffix(path), reader.arrays.x_key
     if suffix in PARQUET:
         return _parquet_rows(reader, path, bad)
+    if not isinstance(path, Path) or not path.is_dir():
+        raise DataError(
+            f"{bad.source}: stream reads .parquet files and folders of .npy files; save it as one "
+            "of them, or leave stream out"
+        )
     if reader.inputs or reader.columns or reader.marks:
         raise ConfigError(
             f"{bad.source}: arrays have no columns; leave out inputs, targets and split, and use "
             "x_key and y_key"
         )
     keys = {key: target.y_key or reader.arrays.y_key for key, target in reader.targets.items()}
-    if not isinstance(path, Path) or not path.is_dir():
-        raise DataError(
-            f"{bad.source}: stream reads .parquet files and folders of .npy files; save it as one "
-            "of them, or leave stream out"
-        )
     x = ArraySource(mapped(path / f"{x_key}.npy"), str(path / f"{x_key}.npy"))
     arrays = {key: _whole_array(path / f"{name}.npy") for key, name in keys.items()}
     for key, y in arrays.items():
