@@ -25,6 +25,7 @@ from fedgradnorm._federation.heads import HeadsOnDemand
 from fedgradnorm._flower.agreement import Agreement, sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.coordinator import Coordinator
+from fedgradnorm._flower.group_heads import GroupHeads
 from fedgradnorm._flower.wire.messages import Answer, Order, encode_answer
 from fedgradnorm._methods import find_method
 from fedgradnorm._round.bounds import Bounds
@@ -158,7 +159,9 @@ def federation(
     optimizer = optimizers.resolve("adam", settings.lr)
     server = ServerState(FlatNetwork(shared).vector, weighting, optimizer, bounds=bounds)
     exchange = Liars(engine, agreement.scalars, lie)
-    return Coordinator(server, list(PAIRS), agreement, exchange, Patience(), engine.norm_layer)
+    own = GroupHeads(list(PAIRS), {}, settings, None, torch.float32)
+    given = (server, list(PAIRS), agreement, exchange, Patience(), own)
+    return Coordinator(*given, engine.norm_layer)
 
 
 def outcome(method: str, lie: str, bounds: Bounds | None, quick: bool) -> tuple[float, bool]:

@@ -240,6 +240,8 @@ def test_a_balancer_costs_and_does_what_its_page_says():
         for name in ("balancer", "balancer_use")
     )
     assert all(row["direct"] <= 1.25 for row in cost)
+    gpu = json.loads((FOLDER / "results" / "balancer-gpu.json").read_text(encoding="utf-8"))["rows"]
+    assert all(row["every_10"] <= 1.25 for row in gpu)
     found = {row["variant"]: row for row in use}
     plain, at_mean = found["sum of losses"], found["sum, head starts at the mean"]
     scaled, balanced = found["sum, standardized target"], found["balancer, standardized target"]

@@ -143,7 +143,7 @@ def whole_config(keys: dict[str, Any]) -> dict[str, Any]:
 def test_every_line_of_a_config_runs_and_every_command_ends_well(here, monkeypatch) -> None:
     monkeypatch.chdir(here["folder"])
     path, found = here["folder"] / "line.toml", [*lines(CONFIG), *BY_RULE]
-    assert len(found) > 40
+    assert len(found) >= 40
     for number, (title, parts) in enumerate(found):
         if parts[0].startswith("fedgradnorm "):
             (line,) = parts

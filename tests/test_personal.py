@@ -241,6 +241,18 @@ def test_a_new_client_tunes_the_head_that_fedbabu_trained_with() -> None:
     assert torch.equal(toys.parameters(begun.heads["late"]), toys.parameters(first["a"]))
 
 
+def test_a_new_client_begins_with_a_trained_head_also_where_heads_were_tuned_in_the_end() -> None:
+    clients = wards({"a": "corner", "b": "corner"})
+    run = fgn.train(
+        toys.network(), clients, method="fedavg", rounds=3,
+        personalization=fgn.Personalization(final_head_steps=2),
+    )  # fmt: skip
+    rows = {"train": toys.rows("corner", 30), "validation": toys.rows("corner", 40)}
+    late = fgn.Client("late", toys.task("corner", name="corner"), **rows)
+    begun = run.personalize(late, steps=1, lr=1e9, what="head")  # worse, so it keeps the first
+    assert torch.equal(toys.parameters(begun.heads["late"]), toys.parameters(run.heads["a"]))
+
+
 def test_fedbabus_heads_cost_no_traffic_and_tasks_may_have_one_client_each() -> None:
     apart = fedbabu(wards({"a": "corner", "b": "side"}), 2, 3)
     assert apart.manifest["settings"]["heads"] == "task"

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from wording import entry, type_words, value_words
 
 from fedgradnorm import Privacy
-from fedgradnorm._flower.federation_file import ClientFile, FederationFile
+from fedgradnorm._flower.federation_file import ClientFile, FederationFile, TaskTerms
 from fedgradnorm._methods import METHODS
 from fedgradnorm._options import options_of
 from fedgradnorm._round.settings import FIELDS, GROUPS, MEANINGS, SWITCHES, TOP, Settings
@@ -48,6 +48,8 @@ def _of_federation() -> Iterator[str]:
     yield "## `federation.toml`\n"
     yield "The server's. `fedgradnorm federation init` writes it.\n"
     yield from _arguments(FederationFile, "", "federation")
+    yield "### `[tasks.TASK]`\n"
+    yield from _arguments(TaskTerms, "tasks.TASK.", "federation")
     yield "## `client.toml`\n"
     yield "A client's own. Paths in it start at the file's folder.\n"
     yield from _arguments(ClientFile, "", "client", FOLDER)

@@ -52,6 +52,13 @@ def number(name: str, value: object) -> float:
     return given
 
 
+def finite(name: str, value: object) -> float:
+    """A finite number."""
+    if not math.isfinite(given := number(name, value)):
+        raise ConfigError(f"{name} must be a finite number, not {shown(value)}")
+    return given
+
+
 def bounded(
     name: str, value: object, low: float = 0.0, high: float = math.inf, *, above: bool = False
 ) -> float:

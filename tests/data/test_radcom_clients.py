@@ -70,7 +70,7 @@ def test_loss_scale_and_determinism():
         ({"test_share": 1.0}, "test_share"),
         ({"validation_share": -0.1}, "validation_share"),
         ({"test_share": float("nan")}, "test_share"),
-        ({"anomaly_below": float("nan")}, "anomaly_below"),
+        ({"anomaly_below": float("nan")}, "anomaly_below must be a finite number, not nan"),
         ({"loss_scale": {"snr": 2.0}}, "loss_scale"),
         ({"allocation": "split"}, "allocation"),
         ({"samples": -5}, "samples"),

@@ -81,8 +81,9 @@ def test_texts_that_mean_no_value(table: Path) -> None:
     ages = loaded.client.train[0][:, 0]
     assert len(loaded.client.train[0]) == ROWS
     assert ages[3] == pytest.approx(float(found["age"].drop(3).astype(float).mean()), rel=1e-5)
-    with pytest.raises(fgn.ConfigError, match="na must be texts"):
-        client_from_files("a", train=table, na=[9], **STATE)  # type: ignore[list-item]
+    for wrong in ([9], 9):
+        with pytest.raises(fgn.ConfigError, match="na must be texts"):
+            client_from_files("a", train=table, na=wrong, **STATE)  # type: ignore[arg-type]
 
 
 def test_where_keeps_the_rows_of_a_value(table: Path) -> None:

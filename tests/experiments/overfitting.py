@@ -60,7 +60,7 @@ def assert_same_networks(left: fgn.Run, right: fgn.Run) -> None:
         assert toys.same(*map(dict, networks))
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """As a kill: nothing is written on the way out."""
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 import fedgradnorm as fgn
 import flat
 import toys
+from fedgradnorm._runs.manifest import describe_weighting, stored_weighting
 
 
 class Own(fgn.Weighting):
@@ -32,6 +37,29 @@ def test_training_goes_on_with_all_by_the_settings_of_the_run(tmp_path) -> None:
     assert run.add(late, before).manifest["rounds"] == 3
     kept = run.add(late, before, rounds=1, folder=tmp_path / "joined")
     assert fgn.load(tmp_path / "joined").manifest["start"] == kept.manifest["start"]
+
+
+NO_OPTIONS = sorted(set(fgn.methods()) - {"static", "fedgradnorm-static"})  # these need weights
+
+
+@pytest.mark.parametrize("method", NO_OPTIONS)
+def test_every_methods_weighting_is_made_again_from_what_a_run_stores(method: str) -> None:
+    weighting = fgn.methods()[method].build()
+    stored = json.loads(json.dumps({"weighting": describe_weighting(weighting)}))
+    made = stored_weighting(stored, "")
+    assert type(made) is type(weighting)
+    assert describe_weighting(made) == stored["weighting"]
+
+
+def test_a_run_by_name_goes_on_in_another_process(tmp_path) -> None:
+    fgn.train(toys.network(), toys.clients(), method="uw", rounds=1, folder=tmp_path / "run")
+    script = (
+        "import sys; sys.path[:0] = sys.argv[2:]; import fedgradnorm as fgn, toys; "
+        "print(fgn.resume(sys.argv[1], toys.network(), toys.clients()))"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "run"), *sys.path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "1 of 1 rounds" in done.stdout, done.stderr
 
 
 def test_what_cannot_be_added_is_named() -> None:

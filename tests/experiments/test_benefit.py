@@ -405,6 +405,14 @@ def test_heads_that_cannot_be_tried_are_refused_before_training(given, how, mess
         flat.benefit(toys.network(), given, try_heads=True, **long, **how)
 
 
+def test_heads_are_not_picked_by_some_of_very_many_clients(monkeypatch) -> None:
+    monkeypatch.setattr("fedgradnorm._training.benefit.ALL_AT_END", 1)
+    with pytest.raises(fgn.ConfigError, match=r"evaluation\.clients = 1 evaluates some"):
+        flat.benefit(
+            toys.network(), wards(), try_heads=True, **{**TRIES, "keep": "last", "eval_clients": 1}
+        )
+
+
 def test_tried_heads_are_kept_in_folders_and_resumed(tmp_path: Path, tried: Benefit) -> None:
     how = {**TRIES, "folder": tmp_path, "try_heads": True}
     stages: list[str] = []

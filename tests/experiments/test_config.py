@@ -215,7 +215,7 @@ def test_missing_and_unreadable_files(tmp_path):
         ("data.sampels=3", "did you mean 'samples'?"),
         ("data.pth=x", "did you mean 'path'?"),
         ("data.samples=many", "must be a whole number, not 'many'"),
-        ("data.tasks=[1]", "unknown task"),
+        ("data.tasks=[1]", "unknown task '1'"),
         ("data.loss_scale=3", "wrong kind"),
         ("network.name=network3", "did you mean 'network"),
         ("network.withs=[1]", "did you mean 'widths'?"),

@@ -50,7 +50,7 @@ def test_every_rival_trains_and_is_reproducible(name: str) -> None:
 @pytest.mark.parametrize("name", ["pcgrad", "graddrop", "rlw", "famo", "nash-mtl", "gradvac"])
 def test_a_resumed_run_is_the_one_that_never_stopped(name: str, tmp_path: Path) -> None:
     def stop(event) -> None:
-        if event.round == 2:
+        if event.round >= 2:  # a GPU tells of several rounds at once
             raise KeyboardInterrupt
 
     whole = train(name, tmp_path / "whole")

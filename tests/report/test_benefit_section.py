@@ -49,6 +49,17 @@ def test_what_the_command_measured_comes_back_and_is_on_the_page(tmp_path: Path)
     assert "+20.5 to +30.2" in text
 
 
+def test_names_that_look_like_gaps_or_numbers_come_back(tmp_path: Path) -> None:
+    found = Benefit(
+        tuple(
+            ClientGain(name, task, "loss", "%", 9, 0.1 + 0.2, 2 / 3, 1e-17, -1 / 3, 0.5)
+            for name, task in (("NA", "01"), ("null", "nan"))
+        )
+    )
+    write_benefit(found, tmp_path / "benefit.csv", "none", 1)
+    assert read_benefit(tmp_path / "benefit.csv") == ("none", 1, found)
+
+
 @pytest.mark.parametrize(
     ("names", "method", "seeds"),
     [

@@ -132,6 +132,16 @@ def test_only_points_on_a_real_axis_are_joined_by_a_line(tmp_path, drawn, points
         assert (first == second) == joined  # side by side, or on their value
 
 
+@pytest.mark.parametrize(
+    ("key", "title"),
+    [("lr", "learning rate"), ("weighting.lr", "learning rate of the weights")],
+)
+def test_a_sweeps_axis_says_which_learning_rate_it_is(tmp_path, drawn, key, title):
+    runs = [run("fedrep", seed, point={key: x}) for x in (0.1, 0.2) for seed in range(2)]
+    panels_figure(report_of(runs), tmp_path / "sweep.png")
+    assert title in {panel.get_xlabel() for panel in drawn[0].axes}
+
+
 def test_bad_requests(tmp_path):
     report = report_of([run()])
     with pytest.raises(ConfigError, match=r"must end in one of \.png"):

@@ -33,7 +33,7 @@ from report.test_many_clients import write as write_crowd
 
 BOARD = {
     "time": "2026-01-01T10:00:00+00:00", "seconds_since_1970": 1.0, "stage": "training",
-    "run": "ab", "round": 3, "rounds": 9, "epsilon": 0.5,
+    "run": "ab", "round": 3, "rounds": 9,
     "clients": [{
         "client": "north", "connected": True, "seen": 1.0, "seconds": 0.25, "rounds": 3,
         "weight": None, "bytes": 10, "left_out": 0,
@@ -405,7 +405,7 @@ def test_a_federation_shows_what_its_server_wrote_down_and_the_run_it_serves(
     (inside / "status.json").write_bytes((tmp_path / "fed" / "status.json").read_bytes())
     assert [run["id"] for run in listing(Live(tmp_path / "runs"))] == [folder.name]
     for damaged in ("{", "{}", "[]", "[" * 100_000, json.dumps({**BOARD, "folder": 3}),
-                    json.dumps({**BOARD, "folder": "", "epsilon": math.nan})):  # fmt: skip
+                    json.dumps({**BOARD, "folder": "", "round": 0.5})):  # fmt: skip
         (tmp_path / "fed" / "status.json").write_text(damaged)
         assert dict(Live(tmp_path / "fed").news())["boards"]["boards"] == []
 

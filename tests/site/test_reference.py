@@ -14,7 +14,7 @@ import typer
 
 from fedgradnorm import Privacy
 from fedgradnorm._cli import app
-from fedgradnorm._flower.federation_file import ClientFile, FederationFile
+from fedgradnorm._flower.federation_file import ClientFile, FederationFile, TaskTerms
 from fedgradnorm._methods import METHODS
 from fedgradnorm._options import options_of
 from fedgradnorm._round.settings import FIELDS, GROUPS, key_of
@@ -95,7 +95,9 @@ def test_every_key_of_a_config_is_described(site):
     assert all(field.description for field in Config.model_fields.values())
 
 
-@pytest.mark.parametrize(("file", "prefix"), [(FederationFile, ""), (ClientFile, "")])
+@pytest.mark.parametrize(
+    ("file", "prefix"), [(FederationFile, ""), (TaskTerms, "tasks.TASK."), (ClientFile, "")]
+)
 def test_every_key_of_a_federation_is_described(site, file, prefix):
     wanted = set(options_of(file, without=("folder",)))
     assert wanted - set(meanings(file)) == set()

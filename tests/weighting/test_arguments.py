@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from fedgradnorm import ConfigError, methods
-from fedgradnorm.weighting import GradNorm, Weighting
+from fedgradnorm.weighting import GradNorm, Signals, Weighting
 from fedgradnorm.weighting._products import AlignedMTL
 
 KINDS = list(
@@ -75,3 +77,17 @@ def test_the_error_says_what_was_given(make: Any, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         make()
     assert message in str(error.value)
+
+
+def test_options_that_are_arrays_are_shown() -> None:
+    class Mine(Weighting):
+        def __init__(self, prior: object = np.zeros(2)) -> None:
+            super().__init__()
+            self.prior = prior
+
+        def weigh(self, signals: Signals) -> Tensor:
+            return torch.ones(len(signals.loss))
+
+    assert repr(Mine()) == "Mine()"
+    assert repr(Mine(np.ones(2))) == "Mine(prior=array([1., 1.]))"
+    assert repr(Mine(torch.ones(2))) == "Mine(prior=tensor([1., 1.]))"

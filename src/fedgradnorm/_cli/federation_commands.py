@@ -275,8 +275,8 @@ def join(
     """Join a federation as the client that CLIENT_CONFIG describes, until the run is over.
 
     Data and labels stay on this machine. At the start it prints what leaves: the update of the
-    shared network, and the numbers that the agreed method needs. It reconnects automatically, and
-    ends when the run has finished.
+    shared network, the numbers that the agreed method needs, and the head only where sharing heads
+    is agreed. It reconnects automatically, and ends when the run has finished.
     """
     from fedgradnorm._flower.wire import check_installed
 

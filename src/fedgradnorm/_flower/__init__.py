@@ -6,6 +6,7 @@ setup            ``federation init``, keys, the roster
 approval, audit  which runs are approved; what happened, append-only
 serving          ``serve``: SuperLink, coordinator, run folder; ``status`` writes what it knows
 coordinator      the server's rounds
+group_heads      the heads that clients share, as the server holds them
 attendance       who is asked in them: suspended and shut out clients are not
 join             ``join``
 client_session   a client's answers

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._federation.heads import own_names
 from fedgradnorm._methods import find_method
 from fedgradnorm._round.settings import FIELDS, GROUPS, TOP, Settings, key_of, scope_of, ungrouped
 from fedgradnorm.experiments._config.config_file import Config
@@ -40,7 +41,10 @@ class Agreement:
         """All that may leave a client in a round."""
         if self.private is not None:
             return ("masked update", *(f"masked {name}" for name in self.scalars))
-        return ("update", *self.scalars)
+        own = self.settings.head_own
+        kept = f" without {own if isinstance(own, str) else ', '.join(own)}" if own else ""
+        head = () if self.settings.heads == "own" else (f"head{kept}",)
+        return ("update", *self.scalars, *head)
 
 
 def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
@@ -55,6 +59,13 @@ def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
             way = "leave it out" if only is None else f"leave it at {only!r}"
             raise ConfigError(f"{key_of(name)} = {value!r} cannot be run over the network; {way}")
     check_tuning(settings.personalize)
+    made_here = settings.heads != "own" and not own_names(["bias"], settings.head_own)
+    if made_here and settings.head_init == "targets":
+        raise ConfigError(
+            f"head_init = 'targets' cannot be run over the network with heads = {settings.heads!r}:"
+            " the server makes the head that clients begin with together, and knows nobody's "
+            "targets; leave it out, or keep a bias for each client (head_own = 'bias')"
+        )
     if settings.rounds is None:
         raise ConfigError(
             "give rounds: how many rounds an epoch has depends on the clients' data, "

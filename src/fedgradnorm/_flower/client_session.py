@@ -18,9 +18,16 @@ from fedgradnorm._engines import Engine, Problem
 from fedgradnorm._engines.tuning import log_personal
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.federation import tuning
-from fedgradnorm._federation.heads import HeadsOnDemand, log_starts, probe_of
+from fedgradnorm._federation.heads import (
+    HeadsOnDemand,
+    log_starts,
+    own_parameters,
+    probe_of,
+    shared_columns,
+)
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.federation_file import several_tasks
+from fedgradnorm._flower.group_heads import ALL
 from fedgradnorm._flower.ledger import ClientLedger, at_home
 from fedgradnorm._flower.own_history import OwnHistory
 from fedgradnorm._flower.slots import Slots, StateLost
@@ -90,6 +97,12 @@ class ClientSession:
         self.like = self.engine.network.vector.detach().cpu().clone()
         self.shared = self.engine.network.vector.detach().clone()  # as the server last sent it
         self.initial = {"rounds": 0, "row": self.engine.client_state(client.name), **UNJUDGED}
+        self.group = {"own": "", "task": client.shared_task, "all": ALL}[settings.heads]
+        self.like_head: Tensor | None = None  # what of its head leaves, where that is shared
+        if self.group:
+            own = own_parameters(heads[client.name], settings.head_own, client.name)
+            self._common = shared_columns(heads[client.name], own)
+            self.like_head = self._head()
         tuning(self.network, settings)  # names layers that the network has not
         self.keeps = settings.keeps_best and client.validation is not None
         self.reported: dict[str, float] = {}  # of its last round
@@ -101,7 +114,7 @@ class ClientSession:
             log.warning("keep_best: no validation examples, so the last state is kept")
 
     def respond(self, content: bytes) -> bytes:
-        order = decode_order(content, self.like)
+        order = decode_order(content, self.like, self.group, self.like_head)
         answer, own = self.answer(order), OwnHistory(self.folder / order.run)
         if order.kind == "train":
             row = batch_row(order.round + 1, self.name, self.reported)
@@ -121,6 +134,10 @@ class ClientSession:
             raise Refused(str(error)) from error
         best = self._best(state) if self.keeps else None
         self.engine.load_client(self.name, state["row"])
+        if order.head is not None:
+            heads = self.engine.head_rows([self.name])
+            heads[:, self._common] = order.head.to(heads)
+            self.engine.set_head_rows([self.name], heads)
         self.shared = order.shared.to(self.engine.device)
         own = OwnHistory(self.folder / order.run)
         first = not own.begun
@@ -140,6 +157,10 @@ class ClientSession:
                 own.add(order.state_round, _evaluated(order.round, VALIDATION, values))
                 judged = {"judged": order.round, "best": best.state_dict()}
             return self._train(order, slots, judged)
+
+    def _head(self) -> Tensor:
+        """What others share of its head."""
+        return self.engine.head_rows([self.name])[0].cpu()[self._common]
 
     @contextmanager
     def _failing_in_secret(self, what: str) -> Iterator[None]:
@@ -199,6 +220,8 @@ class ClientSession:
             "update": reports.gradients()[0].cpu().clone(),  # the next round writes over it
             "scalars": {key: self.reported[key] for key in self.agreement.scalars},
         }
+        if order.head is not None:
+            content["head"] = self._head()
         if self.ledger is not None:
             answered = {"question": asked, "reported": dict(self.reported), **content}
             slots.save({**state, "answered": answered}, keep=order.state_round)
@@ -210,9 +233,8 @@ class ClientSession:
         if known.get("question") != asked:
             return None
         self.reported = dict(known["reported"])
-        return Answer(
-            order.run, order.round, order.state_round + 1, known["update"], known["scalars"]
-        )
+        told = {key: known[key] for key in ("update", "scalars", "head") if key in known}
+        return Answer(order.run, order.round, order.state_round + 1, **told)
 
     def _finish(self, order: Order, best: Best | None) -> None:
         """Keep the best or the finished network with this client's head, tuned if it is to be.

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.attendance import Attendance, Patience
+from fedgradnorm._flower.group_heads import GroupHeads
 from fedgradnorm._flower.wire.messages import (
     Answer,
     Order,
@@ -40,7 +41,10 @@ AWAY = 0.5  # seconds between two looks for clients that went away
 
 
 class Coordinator:
-    """The server of one run. It knows of a client: its name, its updates, the agreed scalars."""
+    """The server of one run. It knows of a client: its name, its updates, the agreed scalars.
+
+    Where clients share ``heads``, it knows these too.
+    """
 
     def __init__(
         self,
@@ -49,10 +53,12 @@ class Coordinator:
         agreement: Agreement,
         exchange: Exchange,
         patience: Patience,
+        heads: GroupHeads,
         norm_layer: Tensor | None = None,
     ) -> None:
         self.server, self.names, self.agreement = server, names, agreement
-        self.exchange, self.patience, self.norm_layer = exchange, patience, norm_layer
+        self.exchange, self.patience = exchange, patience
+        self.heads, self.norm_layer = heads, norm_layer
         self.run = secrets.token_hex(8)
         self.round = 0
         self.states = dict.fromkeys(names, 0)  # rounds each client has completed
@@ -171,7 +177,7 @@ class Coordinator:
     def _order(self, kind: Any, name: str) -> Order:
         shared = self.server.shared.data.clone()
         about = (kind, self.run, self.agreement.digest, self.round, self.states[name])
-        return Order(*about, shared, self.given[name])
+        return Order(*about, shared, self.given[name], *self.heads.of(name))
 
     def _collect(self, orders: Mapping[str, Asking]) -> dict[str, Any]:
         """The answers that can be used; all others are logged and counted."""
@@ -246,7 +252,9 @@ class Coordinator:
         reports = self._reports(good)
         self.server.begin_round(self.round)
         weights = server_step(self.server, reports)
-        self._count_bounded(self.server.cuts)
+        heads = {name: answer.head for name, answer in good.items() if answer.head is not None}
+        cuts = self.heads.average(heads, reports, weights, self.server.aggregate)
+        self._count_bounded([*self.server.cuts, *cuts])
         weight = dict(zip(self.names, weights.tolist(), strict=True))
         for name in good:
             self.states[name] += 1
@@ -321,13 +329,14 @@ class Coordinator:
         tables["attendance"] = self.attendance.state_dict()
         own = {"server": self.server.state_dict(), "monitor": self.monitor.state_dict()}
         kept = {"run": self.run, "round": self.round, "sizes": dict(self.sizes)}
-        return {**kept, **own, **tables}
+        return {**kept, **own, **tables, "heads": self.heads.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.run, self.round = state["run"], state["round"]
         self.server.load_state_dict(state["server"])
         self.sizes = dict(state["sizes"])
         self.monitor.load_state_dict(state["monitor"])
+        self.heads.load_state_dict(state["heads"])
         for key in _TABLES:
             setattr(self, key, {name: state[key][name] for name in self.names})
         self.attendance.load_state_dict(state["attendance"])

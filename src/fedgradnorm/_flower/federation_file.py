@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,26 @@ from fedgradnorm.experiments._config.config_file import (
 
 Kind = TypeVar("Kind")
 HOWS = ("first", "ask", "all")  # whose runs are approved without asking the owner
+
+
+@dataclass(frozen=True)
+class TaskTerms:
+    """A task whose clients may share a head.
+
+    Args:
+        outputs: how many numbers the task's head gives, 1 or more.
+        clients: who has this task.
+        features: how many numbers the network makes of a row. It is needed only where the server
+            cannot find that out by itself (0: it can).
+    """
+
+    outputs: int
+    clients: list[str]
+    features: int = 0
+
+    def __post_init__(self) -> None:
+        if self.outputs < 1 or self.features < 0:
+            raise ConfigError(f"outputs must be >= 1, not {self.outputs!r}, and features >= 0")
 
 
 @dataclass(frozen=True)
@@ -51,6 +71,7 @@ class FederationFile:
         refusals: refused answers since the last usable one after which a client is shut out; 0 is
             never.
         pause: rounds for which a client is suspended, 1 or more.
+        tasks: who has which task, a table each. The server must know it where heads are shared.
         private: whether the server sees only sums; ``roster.toml`` next to the file has what is
             agreed for that.
     """
@@ -70,6 +91,7 @@ class FederationFile:
     misses: int = 3
     refusals: int = 5
     pause: int = 8
+    tasks: dict[str, Any] = field(default_factory=dict)
     private: bool = False
 
     def __post_init__(self) -> None:
@@ -86,6 +108,7 @@ class FederationFile:
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be >= {least}, not {getattr(self, name)!r}")
         _ = self.bounds  # checks its numbers
+        object.__setattr__(self, "tasks", _tasks(self.tasks, self.clients))
 
     @property
     def bounds(self) -> Bounds:
@@ -96,6 +119,23 @@ class FederationFile:
     def address(self) -> str:
         """Where clients reach the server."""
         return f"{self.host}:{self.port}"
+
+
+def _tasks(given: Any, clients: Sequence[str]) -> dict[str, TaskTerms]:
+    """The tasks, checked: every client is known, and has one task at most."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"tasks must be a table, not {given!r:.40}")
+    found, taken = dict[str, TaskTerms](), dict[str, str]()
+    for task, table in given.items():
+        if not isinstance(table, Mapping) or not isinstance(table.get("clients", []), list):
+            raise ConfigError(f"tasks.{task} must be a table with outputs and a list of clients")
+        check_options(f"task {task!r}", table, options_of(TaskTerms))
+        found[task] = TaskTerms(**table)
+        for name in found[task].clients:
+            choose(name, clients, f"client in tasks.{task}")
+            if taken.setdefault(name, task) != task:
+                raise ConfigError(f"client {name!r} is in tasks {taken[name]!r} and {task!r}")
+    return found
 
 
 def _check_names(clients: Any) -> None:

@@ -29,7 +29,8 @@ class OwnHistory:
 
     def add(self, state: int, rows: Sequence[Row]) -> None:
         """What was measured on the way to the state after so many rounds."""
-        self._append({"state": state, "rows": list(rows)})
+        if rows:
+            self._append({"state": state, "rows": list(rows)})
 
     def settle(self, state: int, weight: float | None) -> None:
         """The last state that counts, and the weight that it had, as the next order says."""

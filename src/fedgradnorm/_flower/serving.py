@@ -22,6 +22,7 @@ from fedgradnorm._flower.attendance import Patience, Rules
 from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.federation_file import FederationFile, read_federation
+from fedgradnorm._flower.group_heads import GroupHeads
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms, read_terms
 from fedgradnorm._flower.setup import registered, revoked, roster_fingerprint
@@ -51,6 +52,7 @@ from fedgradnorm._version import __version__
 from fedgradnorm.experiments._config.config_file import Config, build, check
 from fedgradnorm.experiments._execute import free_folder, output_folder
 from fedgradnorm.models._dividing import divided
+from fedgradnorm.models._fitting import representation_size
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._norm_layer import find_norm_layer
 from fedgradnorm.weighting import Weighting
@@ -82,8 +84,9 @@ def serve(
     network = divided(network, settings.shared, settings.frozen)
     weighting.run_seed = config.seed
     weighting.bind(terms.clients)
+    heads = _heads(network, config, terms)
     files = (federation / LINK_DATABASE, folder / LINK_LOG)
-    size = _answer_size(FlatNetwork(network).vector, agreement)
+    size = _answer_size(FlatNetwork(network).vector, heads, agreement)
     link = SuperLink(federation, terms.listen, terms.port, *files, size)
     link.check_files()
     server = FlowerServer(terms.address, (federation / CA).read_bytes(), link)
@@ -92,7 +95,7 @@ def serve(
     audit.lines()  # a log that was changed is not continued
     with FolderLock(folder, config.text()) as folder_lock:
         link.check_free()
-        coordinator = _coordinator(network, weighting, config, terms, agreement, server)
+        coordinator = _coordinator(network, weighting, config, terms, agreement, server, heads)
         manifest = _manifest(network, weighting, agreement, terms)
         # A refusal starts no process. Clients answer a round once: a server does not go back.
         saved = RunFolder(folder_lock, coordinator, manifest, resume, go_back=False)
@@ -239,10 +242,11 @@ def _private(federation: Path, terms: FederationFile) -> PrivateTerms | None:
     return found
 
 
-def _answer_size(vector: Tensor, agreement: Agreement) -> int:
+def _answer_size(vector: Tensor, heads: GroupHeads, agreement: Agreement) -> int:
     """Bytes of the largest answer."""
     if agreement.private is None:
-        return largest_answer(vector.nbytes)
+        sizes = [head.nbytes for head in heads.vectors.values()]
+        return largest_answer(vector.nbytes, max(sizes, default=0))
     count = len(agreement.private.clients)
     return SumOrder("", "", 0, 0, {}, None, len(vector), count).room()
 
@@ -268,6 +272,7 @@ def _coordinator(
     terms: FederationFile,
     agreement: Agreement,
     transport: FlowerServer,
+    heads: GroupHeads,
 ) -> Coordinator:
     settings = agreement.settings
     server = ServerState(
@@ -277,8 +282,17 @@ def _coordinator(
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)
     norm_layer = _norm_layer(network, config)
     exchange = Exchange(transport)
-    given = (server, list(terms.clients), agreement, exchange, patience, norm_layer)
+    given = (server, list(terms.clients), agreement, exchange, patience, heads, norm_layer)
     return Coordinator(*given) if agreement.private is None else PrivateCoordinator(*given)
+
+
+def _heads(network: nn.Module, config: Config, terms: FederationFile) -> GroupHeads:
+    """The heads that clients share, made before anything is started."""
+    shape, like, features = _inputs(config), FlatNetwork(network).vector, None
+    if shape is not None and config.settings.heads != "own":
+        features = representation_size(network, like.new_zeros(2, *shape), "server")
+    given = (terms.clients, terms.tasks, config.settings, features, like.dtype)
+    return GroupHeads(*given, terms.bounds)
 
 
 def _inputs(config: Config) -> tuple[int, ...] | None:

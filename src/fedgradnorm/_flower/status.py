@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.files import read_file
 from fedgradnorm._runs.layout import STATUS
 from fedgradnorm._runs.manifest import now
+
+if TYPE_CHECKING:
+    from fedgradnorm._flower.coordinator import Coordinator
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 

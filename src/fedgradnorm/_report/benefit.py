@@ -35,11 +35,15 @@ def write_benefit(benefit: Benefit, path: Path, method: str, seeds: int) -> None
 def read_benefit(path: Path) -> tuple[str, int, Benefit]:
     """Method, seeds and gains that :func:`write_benefit` wrote; a RunFolderError if it did not."""
     try:
-        table = pd.read_csv(io.BytesIO(read_file(path)), dtype={"client": str, "method": str})
+        table = pd.read_csv(io.BytesIO(read_file(path)), dtype=str, keep_default_na=False)
         ((method, seeds),) = set(zip(table.method, table.seeds, strict=True))
         names = [name for name in COLUMNS if name != "verdict"]
-        rows = table[names].astype(dict.fromkeys(names[5:], float)).itertuples(index=False)
-        return method, int(seeds), Benefit(tuple(ClientGain(*row) for row in rows))
+        rows = []
+        for client, task, metric, unit, count, *cells in table[names].itertuples(index=False):
+            alone, joined, gain, low, high = (float(cell or "nan") for cell in cells)
+            about = client, task, metric, unit, int(count)
+            rows.append(ClientGain(*about, alone, joined, gain, low, high))
+        return method, int(seeds), Benefit(tuple(rows))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{path.name} is damaged: {error}") from error
 

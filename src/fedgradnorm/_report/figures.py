@@ -17,7 +17,7 @@ from fedgradnorm._extras import needed
 from fedgradnorm._report.colours import STROKES, Look, looks
 from fedgradnorm._report.frame import MANY, Report
 from fedgradnorm._report.panels import SWEEP, Panel, Section, axis_of, sections, sweep_section
-from fedgradnorm._report.words import in_words
+from fedgradnorm._report.words import in_words, labels_of
 from fedgradnorm._runs.checkpoint import write_atomically
 
 FORMATS = ("png", "pdf", "svg")
@@ -113,8 +113,9 @@ def _panel(
         for one in (lines if lines or len(roles) > 1 else panel["series"])
         if (name := one.get("name") or report.variants[one["method"]]) in named
     ]
+    labels = labels_of(named)
     for name, one in drawn:
-        _line(axes, panel, one, name, named[name], list(named).index(name) / len(named))
+        _line(axes, panel, one, labels[name], named[name], list(named).index(name) / len(named))
     if drawn and "range" in panel:
         # The first of many points is of an untrained network, far from all others.
         late = [{k: v[len(v) > MANY :] if k in ("y", "lo", "hi") else v for k, v in one.items()}
@@ -132,7 +133,7 @@ def _panel(
         axes.set_xlabel("epoch")
         axes.locator_params(axis="x", nbins=3)
         return
-    axes.set_xlabel(in_words(place["title"]))
+    axes.set_xlabel(in_words(", ".join(report.points[0])))
     if not place["lines"]:
         axes.set_xticks(place["values"], place["names"], rotation=60)
     elif place["log"]:
@@ -143,12 +144,12 @@ def _panel(
 
 
 def _line(
-    axes: Any, panel: Panel, one: Mapping[str, Any], name: str, look: Look, share: float
+    axes: Any, panel: Panel, one: Mapping[str, Any], label: str, look: Look, share: float
 ) -> None:
     """A mean and its range; of one or two points only markers, since nothing lies between."""
     x, y = _numbers(one["x"]), _numbers(one["y"])
     low, high = (_numbers(one.get(key, one["y"])) for key in ("lo", "hi"))
-    how: dict[str, Any] = {"color": look.hex, "label": in_words(name), "zorder": 2}
+    how: dict[str, Any] = {"color": look.hex, "label": label, "zorder": 2}
     place = panel.get("x")
     if place and not place["lines"]:  # points without an order stand side by side
         axes.errorbar(x + 0.6 * (share - 0.5), y, (y - low, high - y), markersize=3, linewidth=1,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from fedgradnorm.experiments._statistics import Estimate
 
@@ -99,7 +100,8 @@ def count(number: int, what: str) -> str:
 KEYS = {
     r"(?:data\.)?loss_scale\.(.+)": r"factor on the \1 loss",
     r"(?:weighting\.)?weights\.(.+)": r"fixed weight of \1",
-    r"(weighting\.)?lr": "learning rate of the weights",
+    r"weighting\.lr": "learning rate of the weights",
+    r"lr": "learning rate",
     r"(sharing\.|training\.)?heads": "heads per",
     r"participation": "share of clients per round",
 }
@@ -109,14 +111,27 @@ KEYS = {
 def in_words(name: str) -> str:
     """A variant or the keys of a sweep, without the spelling of a config.
 
-    >>> in_words("loss_scale.landmark"), in_words("head_steps, shared_steps")
+    >>> in_words("data.loss_scale.landmark"), in_words("local.head_steps, local.shared_steps")
     ('factor on the landmark loss', 'head steps, shared steps')
+    >>> in_words("lr"), in_words("weighting.lr")
+    ('learning rate', 'learning rate of the weights')
     >>> in_words("fedgradnorm weighting.lr=0.008 sharing.heads=task")
     'fedgradnorm, learning rate of the weights 0.008, heads per task'
     """
     keys = "=" not in name
     parts = name.split(", ") if keys else name.split(" ")
     return ", ".join(_in_words(part) if keys or "=" in part else part for part in parts)
+
+
+def labels_of(names: Iterable[str]) -> dict[str, str]:
+    """What lines are called in a legend: :func:`in_words`, where that tells them apart.
+
+    >>> list(labels_of(["a lr=1", "b x.steps=2", "b y.steps=2"]).values())
+    ['a, learning rate 1', 'b x.steps=2', 'b y.steps=2']
+    """
+    said = {name: in_words(name) for name in names}
+    count = Counter(said.values())
+    return {name: text if count[text] == 1 else name for name, text in said.items()}
 
 
 def _in_words(part: str) -> str:

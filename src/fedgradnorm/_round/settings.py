@@ -405,7 +405,7 @@ class Sharing(_Group):
         "names they are taken for one, with a warning, only if all such tasks agree. It is an "
         "error if no two clients share a task. Heads that are averaged must have one shape and the "
         "same labels in the same order.",
-        deployed=False,
+        private=False,
     )
     head_own: str | list[str] | None = _setting(
         None,
@@ -413,7 +413,7 @@ class Sharing(_Group):
         "which parameters of a shared head each client keeps for itself, trained on its own data "
         'and never averaged: names or patterns of names, such as ``"bias"`` or ``"*.bias"``. With '
         '``"bias"``, clients share the weights and differ in level or prevalence.',
-        deployed=False,
+        private=False,
     )
     head_init: HeadInit = _setting(
         "auto", _choice(HeadInit),

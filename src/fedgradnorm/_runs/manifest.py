@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -133,9 +135,11 @@ def describe_weighting(weighting: Weighting) -> dict[str, Any]:
 def stored_weighting(manifest: Mapping[str, Any], again: str) -> Weighting:
     """The weighting in a manifest, made anew; ``again`` shows how to give one that cannot be."""
     stored = manifest["weighting"]
-    kind = getattr(weightings, str(stored["name"]), None)
+    for module in pkgutil.iter_modules(weightings.__path__, f"{weightings.__name__}."):
+        importlib.import_module(module.name)  # which makes its classes known
+    kind = next((one for one in _ours(Weighting) if one.__name__ == stored["name"]), None)
     try:
-        taken = inspect.signature(kind).parameters if isinstance(kind, type) else {}
+        taken = inspect.signature(kind).parameters if kind else {}
         made = kind(**{key: stored[key] for key in taken if key in stored}) if kind else None
     except (TypeError, ValueError, FedGradNormError):
         made = None
@@ -145,6 +149,14 @@ def stored_weighting(manifest: Mapping[str, Any], again: str) -> Weighting:
             f"what it stores; give it: {again}"
         )
     return made
+
+
+def _ours(kind: type[Any]) -> Iterator[type[Weighting]]:
+    """The classes of this package that are derived from this one."""
+    for one in kind.__subclasses__():
+        if one.__module__.startswith(f"{weightings.__name__}."):
+            yield one
+        yield from _ours(one)
 
 
 def of_task(client: Client, baseline: bool = True) -> dict[str, Any]:

@@ -15,7 +15,7 @@ Row = list[Whole] | dict[str, list[Whole]]
 """The form of a row of one tensor, or of the steps of a sequence."""
 
 _KINDS = {
-    "int": "a whole number >= 0", "greater": "a whole number >= 0", "less": "a whole number",
+    "int": "a whole number >= 0", "less": "a whole number",
     "float": "a number", "finite": "a number", "string": "a text", "bool": "true or false",
     "dict": "a table", "model": "a table", "list": "a list",
 }  # fmt: skip

@@ -25,6 +25,7 @@ from fedgradnorm._runs.layout import MANIFEST
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.callbacks import Callback, Show, ShowProgress
 from fedgradnorm._training.inputs import CHOICES, checked_folder, chosen, refused
+from fedgradnorm._training.recording import ALL_AT_END
 from fedgradnorm._training.train import Option, train_with
 from fedgradnorm.weighting import Equal, Weighting
 
@@ -104,6 +105,11 @@ def check_heads(clients: Sequence[Client], weighting: Weighting, settings: Setti
             "benefit picks heads by validation, and no client has validation examples; give "
             "clients validation=(x, y), or the data source a validation_share, or leave try_heads "
             "out"
+        )
+    if settings.eval_clients is not None and len({c.owner for c in clients}) > ALL_AT_END:
+        raise ConfigError(
+            "benefit picks heads by the validation of all clients, and evaluation.clients = "
+            f"{settings.eval_clients!r} evaluates some of more than {ALL_AT_END:,}; leave it out"
         )
     check_shared_tasks(clients, replace(settings, heads="task"), weighting)
 

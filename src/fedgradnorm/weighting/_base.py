@@ -125,7 +125,7 @@ class Weighting(ABC):
         """The class, and the options that are not its defaults."""
         known = inspect.signature(type(self)).parameters
         given = {name: vars(self)[name] for name in known if name in vars(self)}
-        changed = [f"{name}={v!r}" for name, v in given.items() if v != known[name].default]
+        changed = [f"{k}={v!r}" for k, v in given.items() if repr(v) != repr(known[k].default)]
         return f"{type(self).__name__}({', '.join(changed)})"
 
     @abstractmethod

@@ -18,6 +18,8 @@ from fedgradnorm._flower.agreement import Agreement, sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.client_session import ClientSession
 from fedgradnorm._flower.coordinator import Coordinator
+from fedgradnorm._flower.federation_file import TaskTerms
+from fedgradnorm._flower.group_heads import GroupHeads
 from fedgradnorm._flower.wire.messages import (
     Answer,
     Order,
@@ -115,7 +117,7 @@ class Together:
             bounds=bounds,
             **self.settings.server(),
         )
-        given = (server, self.names, self.agreement, self.exchange, patience)
+        given = (server, self.names, self.agreement, self.exchange, patience, self._heads(bounds))
         self.server = self.coordinator(given)
 
     def coordinator(self, given: tuple[Any, ...]) -> Coordinator:
@@ -123,6 +125,15 @@ class Together:
 
     def agreed(self, scalars: tuple[str, ...]) -> Agreement:
         return Agreement(self.settings, self.settings.rounds or 0, scalars, "agreed")
+
+    def _heads(self, bounds: Bounds | None) -> GroupHeads:
+        """As ``serve`` makes them, from what federation.toml would say of the clients."""
+        tasks: dict[str, TaskTerms] = {}
+        for client in self.clients.values():
+            terms = TaskTerms(client.task.outputs, [])
+            tasks.setdefault(client.shared_task, terms).clients.append(client.name)
+        dtype = next(self.make().parameters()).dtype
+        return GroupHeads(self.names, tasks, self.settings, 5, dtype, bounds)
 
     def participant(self, name: str) -> ClientSession:
         return ClientSession(self.make(), self.clients[name], self.agreement, self.folder / name)

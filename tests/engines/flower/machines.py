@@ -21,11 +21,15 @@ from fedgradnorm.experiments._config.config_file import load_config
 
 NAMES = ("class", "value", "side")
 RUN = "machines-fedgradnorm-seed0"
-KEEPING = """[keep_best]
+SHARING = """[keep_best]
+[sharing]
+heads = "task"
+head_own = "bias"
 [personalization]
 personalize = { steps = 10, lr = 0.02, what = "network" }
 """
-"""All that clients keep to themselves."""
+"""All that clients share besides the network, or keep to themselves; it needs ``TASKS``."""
+TASKS = {"sorting": {"outputs": 2, "clients": ["class", "side"]}}
 TEXT = """
 name = "machines"
 method = "fedgradnorm"

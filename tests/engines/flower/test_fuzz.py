@@ -130,11 +130,15 @@ def test_the_answer_that_is_mutated_is_a_good_one():
     assert not isinstance(outcome(Shelf(GOOD.tree, dict(GOOD.parts))), (str, Refused))
 
 
-@pytest.mark.parametrize("numbers", [1, 1_310_700, 3_000_000])
-def test_an_honest_answer_of_any_size_is_within_its_limits(numbers):
-    """One piece, one that just does not fit into a piece, several."""
-    limits, update = Limits(largest_answer(4 * numbers)), torch.rand(numbers)
-    content = encode_answer(Answer("r" * 16, 10**6, 10**6, update, {"loss": 1.0, "grad_norm": 2.0}))
+@pytest.mark.parametrize(
+    ("numbers", "own"),
+    [(1, 0), (1_310_700, 0), (3_000_000, 0), (1, 3_000_000), (1_310_700, 1_310_700)],
+)
+def test_an_honest_answer_of_any_size_is_within_its_limits(numbers, own):
+    """One piece, one that just does not fit into a piece, several; the same of a shared head."""
+    limits, update = Limits(largest_answer(4 * numbers, 4 * own)), torch.rand(numbers)
+    said, head = {"loss": 1.0, "grad_norm": 2.0}, torch.rand(own) if own else None
+    content = encode_answer(Answer("r" * 16, 10**6, 10**6, update, said, head))
     assert len(content) <= limits.size
     pack = packed(Message(wrapped(content), reply_to=answer()))
     assert len(pack.parts) <= limits.parts

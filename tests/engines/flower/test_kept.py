@@ -57,7 +57,7 @@ def best_alone(name: str, runs: dict[int, fgn.Run]) -> int:
 
 @pytest.mark.parametrize("make", [toys.network, toys.noisy_network])
 def test_each_client_keeps_its_own_best_round(make, tmp_path):
-    how = {"make": make}
+    how = {"heads": "task", "make": make}
     together = served(tmp_path, **how)
     together.run()
     results, runs = together.results(), rounds_alone(2, **how)
@@ -82,9 +82,9 @@ def test_each_client_keeps_its_own_best_round(make, tmp_path):
 @pytest.mark.parametrize("keep", ["best", "own_best"])
 def test_what_a_client_keeps_is_what_one_process_keeps_for_it(keep, tmp_path):
     """A server sees no validation loss, so there "best" is each client's own, too."""
-    together = served(tmp_path, keep=keep, personalize=TUNING)
+    together = served(tmp_path, keep=keep, heads="task", personalize=TUNING)
     together.run()
-    reference = alone(keep="own_best", personalize=TUNING)
+    reference = alone(keep="own_best", heads="task", personalize=TUNING)
     kept = reference.manifest["kept"]["clients"]
     assert len({one["round"] for one in kept.values()}) > 1
     for name, run in together.results().items():
@@ -127,7 +127,7 @@ def test_a_client_that_sees_few_rounds_looks_when_it_can(tmp_path):
 
 
 def test_kept_and_tuned_survive_whatever_starts_anew(tmp_path):
-    how = {"personalize": TUNING}
+    how = {"heads": "task", "personalize": TUNING}
     whole = served(tmp_path / "whole", **dict(how))
     whole.run()
     wanted = whole.results()
@@ -151,7 +151,7 @@ def test_kept_and_tuned_survive_whatever_starts_anew(tmp_path):
 
 @pytest.mark.parametrize("what", ["head", "network", ["2"]])
 def test_tuning_is_that_of_one_process_to_the_bit(what, tmp_path):
-    how = {"personalize": {**TUNING, "what": what}, "keep": "last"}
+    how = {"personalize": {**TUNING, "what": what}, "keep": "last", "heads": "task"}
     together = served(tmp_path, **how)
     together.run()
     reference = alone(**how)
@@ -168,7 +168,7 @@ def test_tuning_is_that_of_one_process_to_the_bit(what, tmp_path):
 
 def test_nothing_of_it_leaves_the_client(tmp_path):
     """An answer to the last order has three numbers and a name, whatever was kept and tuned."""
-    together = served(tmp_path, personalize=TUNING)
+    together = served(tmp_path, heads="task", personalize=TUNING)
     together.run()
     before = len(together.exchange.sent)
     together.server.finish()

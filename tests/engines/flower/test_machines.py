@@ -24,8 +24,9 @@ import fedgradnorm as fgn
 import toys
 from engines.flower.direct import Together
 from engines.flower.machines import (
-    KEEPING,
     NAMES,
+    SHARING,
+    TASKS,
     Machines,
     children,
     finished,
@@ -158,8 +159,8 @@ def refused_untouched(machines: Machines) -> None:
 
 
 def test_killed_servers_and_clients_are_resumed_to_the_same_networks_and_heads(tmp_path):
-    """With a best round that is kept, and networks of the clients' own."""
-    terms = {"minimum": 3, "training": KEEPING, "evaluate": 1}
+    """With heads that are shared, a best round that is kept, and networks of the clients' own."""
+    terms = {"minimum": 3, "tasks": TASKS, "training": SHARING, "evaluate": 1}
     machines = Machines(tmp_path, rounds=9, **terms)
     with joined(list(machines.homes.values())) as clients:
         with machines.serve() as server:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from fedgradnorm._flower.wire.messages import (
 from fedgradnorm.weighting._fixed import BySize
 
 SHARED = torch.arange(4, dtype=torch.float32)
+HEAD = torch.arange(3, dtype=torch.float32)
 ORDER = Order("train", "run1", "agreed", 7, 3, SHARED)
 SCALARS = ("loss_ratio", "grad_norm")
 GOOD = Answer("run1", 7, 4, SHARED / 2, {"loss_ratio": 0.5, "grad_norm": 1.5})
@@ -47,11 +49,27 @@ def test_there_and_back():
     answer = decoded(encode_answer(GOOD))
     assert torch.equal(answer.update, GOOD.update)
     assert answer.scalars == GOOD.scalars
+    assert order.head is answer.head is None
+
+
+def test_a_head_there_and_back():
+    asked = replace(ORDER, group="sorting", head=HEAD)
+    order = decode_order(asked.encoded(), SHARED, "sorting", HEAD)
+    assert torch.equal(order.head, HEAD)
+    reply = replace(GOOD, head=HEAD * 2)
+    answer = decode_answer(encode_answer(reply), order, SCALARS, longest=10.0)
+    assert torch.equal(answer.head, HEAD * 2)
+    with pytest.raises(Refused, match="not agreed on: head"):
+        decoded(encode_answer(reply))  # the order had none
+    with pytest.raises(Refused, match="its head has length"):
+        decode_answer(encode_answer(reply), order, SCALARS, longest=4.0)
+    alone = decode_order(ORDER.encoded(), SHARED, "sorting", HEAD)
+    assert alone.head is None  # who is alone with its task is sent none
 
 
 def test_nobody_can_guess_an_answer():
     """The SuperLink keeps parts by their content: a part known before could be registered first."""
-    for answer in (GOOD, Answer("run1", 7, 3)):
+    for answer in (GOOD, Answer("run1", 7, 3), replace(GOOD, head=HEAD)):
         assert encode_answer(answer) != encode_answer(answer)
 
 

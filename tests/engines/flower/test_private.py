@@ -146,6 +146,17 @@ def test_below_the_threshold_the_run_ends_and_says_so(tmp_path):
         secret.run()
 
 
+def test_suspended_clients_are_asked_where_a_sum_needs_them(tmp_path):
+    secret = Secret(tmp_path, rounds=2, patience=Patience(attempts=3))
+    secret.before = lambda name, _: "gone" if name in NAMES[:2] else None
+    with pytest.raises(fgn.TrainingError, match=r"are needed"):
+        secret.run()
+    assert not secret.server.attendance.takes_part(NAMES[0], 0)
+    secret.before = lambda *_: None  # they are back, and the server goes on with --resume
+    secret.run()
+    assert secret.server.round == 2
+
+
 def test_the_server_holds_sums_only(tmp_path):
     secret = Secret(tmp_path, rounds=2)
     secret.run()
@@ -212,7 +223,7 @@ def test_other_terms_are_another_agreement():
         with pytest.raises(fgn.ConfigError, match="cannot be run in a private federation: its ser"):
             agree(make_config({**table, "method": method}), one)
     shared = {"heads": "all"}
-    with pytest.raises(fgn.ConfigError, match="heads = 'all' cannot be run over the network"):
+    with pytest.raises(fgn.ConfigError, match="heads = 'all' cannot be run in a private"):
         agree(make_config({**table, "sharing": shared}), one)
     with pytest.raises(fgn.ConfigError, match="needs at least 3 clients"):
         PrivateTerms(public_keys("ab"))

@@ -17,10 +17,12 @@ from engines.flower.machines import NAMES, Machines
 from experiments.small_config import small_config
 from fedgradnorm._cli import app
 from fedgradnorm._flower.agreement import agree
-from fedgradnorm._flower.federation_file import read_client, read_federation
-from fedgradnorm._flower.serving import check_config, run_folder
+from fedgradnorm._flower.federation_file import TaskTerms, read_client, read_federation
+from fedgradnorm._flower.serving import check_config, run_folder, serve
+from fedgradnorm._flower.setup import init_federation
 from fedgradnorm._flower.slots import Slots, StateLost
-from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm._flower.trying import tasks_of
+from fedgradnorm.experiments._config.config_file import clients_of, load_config
 
 COMMANDS = ("try", "key", "roster", "revoke", "approve", "audit", "status")
 
@@ -85,7 +87,6 @@ def test_where_it_runs_is_each_sides_own_business(tmp_path):
     ("change", "words"),
     [
         ("sharing.share='none'", "cannot be run over the network"),
-        ("sharing.heads='all'", "cannot be run over the network; leave it at 'own'"),
         ("server.privacy={epsilon=8.0,delta=1e-3}", "cannot be run over the network"),
         ("sharing.weight_per='task'", "cannot be run over the network"),
         ("personalization.final_head_steps=3", "cannot be run over the network"),
@@ -100,11 +101,31 @@ def test_what_needs_the_clients_data_is_refused(change, words, tmp_path):
         agree(load_config(config, [change]))
 
 
-@pytest.mark.parametrize("change", ["keep_best=true", "personalization.personalize.steps=3"])
-def test_what_clients_can_do_by_themselves_is_run(change, tmp_path):
+def test_a_head_in_common_cannot_start_at_anybodys_targets(tmp_path):
+    config = Machines(tmp_path, rounds=3).config
+    start = "sharing.head_init='targets'"
+    agree(load_config(config, [start]))
+    with pytest.raises(fgn.ConfigError, match="knows nobody's targets"):
+        agree(load_config(config, [start, "sharing.heads='task'"]))
+    agree(load_config(config, ["sharing.heads='task'"]))  # by default it begins at random
+    own = ["sharing.heads='task'", "sharing.head_own='bias'"]  # a client makes its bias itself
+    assert agree(load_config(config, [start, *own])).sent[-1] == "head without bias"
+    with pytest.raises(fgn.ConfigError, match="knows nobody's targets"):
+        agree(load_config(config, [start, own[0], "sharing.head_own='weight'"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "sent"),
+    [
+        ("keep_best=true", ()),
+        ("personalization.personalize.steps=3", ()),
+        ("sharing.heads='task'", ("head",)),
+    ],
+)
+def test_what_clients_can_do_by_themselves_or_agree_to_send_is_run(change, sent, tmp_path):
     config = Machines(tmp_path, rounds=3).config
     agreed, plain = agree(load_config(config, [change])), agree(load_config(config))
-    assert agreed.sent == plain.sent
+    assert agreed.sent == (*plain.sent, *sent)
     assert agreed.digest != plain.digest
 
 
@@ -122,12 +143,42 @@ def test_a_server_must_be_told_the_networks_size(tmp_path):
         ("deadline = 0", "deadline must be > 0"),
         ("deadlin = 5", "did you mean 'deadline'"),
         ("port = 'x'", "must be a whole number"),
+        ("tasks = 3", "tasks must be a table"),
+        ("tasks.t = 3", "must be a table with outputs"),
+        ("tasks.t.outputs = 3", "needs the option 'clients'"),
+        ("tasks.t = {outputs = 0, clients = ['a']}", "outputs must be >= 1"),
+        ("tasks.t = {outputs = 'x', clients = ['a']}", "must be a whole number"),
+        ("tasks.t = {outputs = 1, clients = ['b']}", "client in tasks.t"),
+        (
+            "tasks.t = {outputs = 1, clients = ['a']}\ntasks.u = {outputs = 1, clients = ['a']}",
+            "'a' is in tasks 't' and 'u'",
+        ),
     ],
 )
 def test_a_wrong_federation_file_is_named(line, words, tmp_path):
     (tmp_path / "federation.toml").write_text(f'clients = ["a"]\nhost = "h"\n{line}\n')
     with pytest.raises(fgn.ConfigError, match=words):
         read_federation(tmp_path)
+
+
+def test_a_federation_that_is_tried_knows_who_shares_a_head(tmp_path):
+    machines = Machines(tmp_path, rounds=3)
+    config = load_config(machines.config, ["sharing.heads='task'"])
+    folder = tmp_path / "tried"
+    init_federation(folder, NAMES, ("localhost",), tasks=tasks_of(config, clients_of(config)))
+    assert read_federation(folder).tasks == {
+        "sorting": TaskTerms(2, ["class", "side"]),
+        "regression with 1 output": TaskTerms(1, ["value"]),
+    }
+    assert tasks_of(load_config(machines.config), []) == {}
+
+
+def test_a_server_that_is_not_told_who_shares_a_head_starts_nothing(tmp_path):
+    machines = Machines(tmp_path, rounds=3)
+    config = load_config(machines.config, ["sharing.heads='task'"])
+    with pytest.raises(fgn.ConfigError, match=r"say in federation.toml, under \[tasks\]"):
+        serve(config, machines.federation, machines.run)
+    assert not machines.run.exists()
 
 
 def test_a_clients_file_must_name_data_of_its_own(tmp_path):

@@ -61,7 +61,10 @@ class PrivateCoordinator(Coordinator):
         return {}
 
     def _asked(self, drawn: list[str]) -> list[str]:
-        return [n for n in super()._asked(drawn) if n in drawn and n not in self.out]
+        """All but those refused in this round; suspended ones only where a sum needs them."""
+        least = max(self.patience.minimum, self._needed(drawn, []))
+        here = [name for name in drawn if name not in self.out]
+        return self.attendance.asked(here, self.round, least)
 
     def _least(self, drawn: list[str], asked: list[str]) -> int:
         """Clients that a sum needs: ``minimum``, or all who still participate, or the threshold."""

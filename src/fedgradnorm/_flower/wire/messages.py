@@ -14,7 +14,7 @@ import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -35,7 +35,7 @@ SLACK = 4096  # bytes of a message beyond its arrays and long values: names, num
 ORDERS = 32 << 10  # the same of an order
 TOLERANCE = 1e-3  # relative, between a gradient norm and the update that it is reported for
 ABSURD = 1e30  # no loss, ratio or length of a running training is as large
-NOT_FACTS = {"shared", "update", "masked", "scalars", "words", "clients"}
+NOT_FACTS = {"shared", "update", "head", "masked", "scalars", "words", "clients"}
 """Fields that no client or server says in its facts: arrays, what is made of other facts, and what
 the sender alone knows."""
 
@@ -116,7 +116,7 @@ def decode(
     same_names("message", {name: 0 for name in NOT_FACTS if name in facts}, ())
     same_names("arrays", found, tuple(arrays))
     values: dict[str, Any] = {k: _checked(k, found[k], *v) for k, v in arrays.items()}
-    if "scalars" in (one.name for one in fields(kind)):  # type: ignore[arg-type]
+    if "scalars" in kind.__annotations__:
         values["scalars"] = {name: facts.pop(name) for name in scalars if name in facts}
         same_names("message", values["scalars"], scalars)
     message = validated(kind, {**facts, **values})
@@ -183,7 +183,8 @@ class Order:
     """A server's request to one client.
 
     ``digest`` identifies the agreed settings, ``state_round`` how many rounds the client has
-    completed according to the server, ``weight`` its weight after the last one.
+    completed according to the server, ``weight`` its weight after the last one. ``head`` is the
+    shared head of the client's ``group``; both are missing where its head is personal.
     """
 
     __pydantic_config__ = STRICT
@@ -195,31 +196,49 @@ class Order:
     state_round: Count
     shared: Tensor
     weight: Number | None = None
+    group: Text = ""
+    head: Tensor | None = None
 
     def encoded(self) -> bytes:
-        names = ("kind", "run", "digest", "round", "state_round", "weight")
-        return encode({name: getattr(self, name) for name in names}, {"shared": self.shared})
+        names = ("kind", "run", "digest", "round", "state_round", "weight", "group")
+        facts = {name: getattr(self, name) for name in names}
+        return encode(facts, _arrays(shared=self.shared, head=self.head))
 
     def room(self) -> int:
         """Bytes of the largest answer."""
-        return largest_answer(self.shared.nbytes)
+        return largest_answer(self.shared.nbytes, 0 if self.head is None else self.head.nbytes)
 
 
-def largest_answer(update: int) -> int:
-    """Bytes of the largest answer with an update of so many bytes."""
-    return 2 * SLACK + update
+def largest_answer(update: int, head: int = 0) -> int:
+    """Bytes of the largest answer with an update and a head of so many bytes."""
+    return 2 * SLACK + update + head
 
 
-def decode_order(content: bytes, shared: Tensor) -> Order:
-    """The order, checked; ``shared`` is a tensor like the network."""
-    return decode(Order, content, ORDERS + shared.nbytes, {"shared": like(shared)})
+def _arrays(**given: Tensor | None) -> dict[str, Tensor]:
+    return {name: array for name, array in given.items() if array is not None}
+
+
+def decode_order(
+    content: bytes, shared: Tensor, group: str = "", head: Tensor | None = None
+) -> Order:
+    """The order, checked; ``shared`` is a tensor like the network.
+
+    A head may be in it only where the client has agreed to share its own: then ``head`` is a tensor
+    like it, and ``group`` the name of those to share it with.
+    """
+    if head is not None and not facts_of(content).get("group"):
+        group, head = "", None  # nobody else of its group participates
+    arrays = _arrays(shared=shared, head=head)
+    room = ORDERS + sum(array.nbytes for array in arrays.values())
+    kinds = {name: like(array) for name, array in arrays.items()}
+    return decode(Order, content, room, kinds, group=group)
 
 
 @dataclass(frozen=True)
 class Answer:
     """A client's reply: the update and the agreed scalars; ``state_round`` is its new state's.
 
-    An answer to ``finish`` has neither.
+    ``head`` is present where the order had one. An answer to ``finish`` has none of them.
     """
 
     __pydantic_config__ = STRICT
@@ -229,26 +248,28 @@ class Answer:
     state_round: Count
     update: Tensor | None = None
     scalars: Mapping[str, Number] = field(default_factory=dict)
+    head: Tensor | None = None
 
 
 def encode_answer(answer: Answer) -> bytes:
     facts = {"run": answer.run, "round": answer.round, "state_round": answer.state_round}
-    arrays = {} if answer.update is None else {"update": answer.update}
+    arrays = _arrays(update=answer.update, head=answer.head)
     return encode({**facts, **answer.scalars}, arrays)
 
 
 def decode_answer(content: bytes, order: Order, scalars: Sequence[str], longest: float) -> Answer:
     """The answer to ``order``, checked: names, types, shape, round, finiteness, length."""
     training = order.kind == "train"
-    arrays = {"update": like(order.shared)} if training else {}
+    wanted = _arrays(update=order.shared, head=order.head) if training else {}
+    arrays = {name: like(array) for name, array in wanted.items()}
     names = scalars if training else ()
     about = {"run": order.run, "round": order.round, "state_round": order.state_round + training}
     answer = decode(Answer, content, order.room(), arrays, names, **about)
     for name, number in answer.scalars.items():
         _check_possible(name, number)
-    length = 0.0 if answer.update is None else float(answer.update.double().norm())
-    if length > longest:
-        raise Refused(f"its update has length {length:.3g}, over the {longest:.3g} allowed")
+    for what, array in _arrays(update=answer.update, head=answer.head).items():
+        if (length := float(array.double().norm())) > longest:
+            raise Refused(f"its {what} has length {length:.3g}, over the {longest:.3g} allowed")
     return answer
 
 

@@ -240,7 +240,6 @@ function showBoards() {
     ]));
   }
   boards.forEach((board, n) => {
-    const spent = board.epsilon === null ? "" : `, epsilon ${number(board.epsilon)} spent`;
     const here = board.federation === "." ? "" : ` ${board.federation}`;
     write(place.querySelector(`#board-${n}`), `Federation${here}`);
     // The server writes after every round: while it waits for a client, it is as silent as when it has stopped.
@@ -248,7 +247,7 @@ function showBoards() {
     const silent = !done && age > Math.max(15, 3 * Math.max(0, ...board.clients.map((one) => one.seconds)));
     const stage = done ? "finished" : silent ? "no news: the server waits for a client, or has stopped" : board.stage;
     place.children[3 * n + 1].className = silent ? "bad" : "soft";
-    write(place.children[3 * n + 1], `${stage}: round ${board.round} of ${board.rounds}${spent}; status written ` +
+    write(place.children[3 * n + 1], `${stage}: round ${board.round} of ${board.rounds}; status written ` +
       `${duration(age)} ago`);
     board.clients.forEach((one, k) => {
       const cells = place.children[3 * n + 2].querySelectorAll("tbody tr")[k].children;

@@ -90,8 +90,12 @@ def _tuned(run: Run, client: Client, settings: Settings, heads: str, head_own: P
     network = divided(_network(run, name), settings.shared, settings.frozen)
     like = _like(run, client, heads)
     head = known_head(run, network, client, settings, like)
-    if head is not None and like != name and run.manifest["settings"]["final_head_steps"]:
-        # Heads have been tuned apart since: begin with the one that the network was trained with.
+    if (
+        head is not None
+        and like != name
+        and Settings(**completed(run.manifest["settings"])).fixes_heads
+    ):
+        # Heads were tuned apart in the end: begin with the one that the network was trained with.
         head = first_head(network, replace(client, name=like), settings, in_common=True)
     elif head is not None and like != name:
         head = with_own_part(head, network, client, settings, head_own)

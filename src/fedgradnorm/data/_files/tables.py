@@ -198,8 +198,8 @@ class Form:
         """The form, checked."""
         if format is not None:
             one_of("format", format, tuple(FORMATS))
-        gaps = (na,) if isinstance(na, str) else tuple(na)
-        if not all(isinstance(text, str) for text in gaps):
+        gaps = (na,) if isinstance(na, str) else na
+        if not isinstance(gaps, list | tuple) or not all(isinstance(one, str) for one in gaps):
             raise ConfigError(f"na must be texts, such as ['?'], not {shown(na)}")
         if not isinstance(where, Mapping | None):
             raise ConfigError(f"where must be a table, column = value, not {where!r}")

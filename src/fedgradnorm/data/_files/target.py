@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from fedgradnorm._checks import bounded, shown
+from fedgradnorm._checks import finite, shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._files.tables import FileRows, coded_labels
@@ -100,7 +100,7 @@ class Target:
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ConfigError(f"{one} and {other} are both given; leave {other} out")
         if self.above is not None:
-            bounded("above", self.above, low=float("-inf"))
+            finite("above", self.above)
         self.label_map()
 
     @property

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from fedgradnorm._checks import bounded
+from fedgradnorm._checks import finite
 from fedgradnorm._client import Client
 from fedgradnorm._errors import DataError, choose
 from fedgradnorm._memory import check_draw
@@ -140,7 +140,7 @@ def clients(
     for name in scales:
         choose(name, tasks, "task in loss_scale")
     split_shares("radcom", test_share, validation_share)
-    bounded("radcom: anomaly_below", anomaly_below, low=float("-inf"))
+    finite("radcom: anomaly_below", anomaly_below)
     # Every client gets a copy of its rows; of a file's rows there are no more than it has.
     check_draw("radcom", {"samples": samples}, seed, 0 if source is not None else 2 * ROW_BYTES)
     choose(allocation, ("disjoint", "shared"), "allocation")
