@@ -31,9 +31,8 @@ from fedgradnorm._training import train
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments import run as execute
 from fedgradnorm.experiments._config.config_file import build
-from fedgradnorm.experiments._entries import read_entry
 from fedgradnorm.experiments._groups import BESIDE
-from fedgradnorm.experiments._sweep import felt_by
+from fedgradnorm.experiments._variants import felt_by, read_entry
 
 OTHER: dict[str, Any] = {
     "rounds": 3,

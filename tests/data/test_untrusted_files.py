@@ -164,7 +164,7 @@ def seconds(work: Callable[[], object]) -> float:
 def test_lists_of_methods_and_reasons_take_linear_time() -> None:
     """Both took minutes for a text of a few hundred KB."""
     from fedgradnorm.data._bad_rows import summed_up  # no public way is as direct
-    from fedgradnorm.experiments._entries import split_entries
+    from fedgradnorm.experiments._variants import split_entries
 
     assert seconds(lambda: split_entries("a," * 200_000)) < 2
     assert seconds(lambda: split_entries("[" * 1_000_000)) < 4

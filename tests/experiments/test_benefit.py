@@ -20,10 +20,14 @@ import flat
 import toys
 from experiments.overfitting import paired_clients
 from experiments.test_stopping import clients, losses
-from fedgradnorm._benefit.benefit import Benefit, over_seeds
-from fedgradnorm._benefit.bootstrap import interval, resampled_means
-from fedgradnorm._benefit.client_gain import UNCLEAR, HeldOut, client_gains
-from fedgradnorm._benefit.heads import HEADS, validation_gains
+from fedgradnorm._benefit.benefit import HEADS, Benefit, over_seeds, validation_gains
+from fedgradnorm._benefit.client_gain import (
+    UNCLEAR,
+    HeldOut,
+    client_gains,
+    interval,
+    resampled_means,
+)
 
 HOW = {"rounds": 5, "batch_size": 8, "lr": 0.05, "device": "cpu", "eval_every": 1}
 
@@ -137,7 +141,7 @@ def test_the_interval_of_a_mean_is_students_where_that_is_right() -> None:
 def test_many_rows_are_drawn_in_parts_and_nothing_changes(monkeypatch) -> None:
     columns = np.random.default_rng(0).normal(size=(50, 3))
     whole = resampled_means(columns, 3)
-    monkeypatch.setattr("fedgradnorm._benefit.bootstrap.AT_ONCE", 700)
+    monkeypatch.setattr("fedgradnorm._benefit.client_gain.AT_ONCE", 700)
     np.testing.assert_allclose(resampled_means(columns, 3), whole)
 
 

@@ -7,8 +7,8 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._report.frame import read_report
 from fedgradnorm.experiments._compare import compare
 from fedgradnorm.experiments._config.config_file import load_config
-from fedgradnorm.experiments._entries import split_entries
 from fedgradnorm.experiments._execute import resume_config
+from fedgradnorm.experiments._variants import split_entries
 
 
 def test_settings_after_a_method_make_a_variant_of_it(tmp_path):

@@ -21,8 +21,7 @@ from fedgradnorm.experiments._config.shipped import (
     experiments,
     shipped,
 )
-from fedgradnorm.experiments._entries import read_entries
-from fedgradnorm.experiments._sweep import points
+from fedgradnorm.experiments._variants import points, read_entries
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FACES = 'data={source="faces",samples=60,test_samples=10}'

@@ -24,8 +24,7 @@ from fedgradnorm._report.page import page_of
 from fedgradnorm._report.tables import tasks_grid, write_tables
 from fedgradnorm._report.words import in_words
 from fedgradnorm._runs.reader import collect
-from fedgradnorm.experiments._entries import own_name
-from fedgradnorm.experiments._sweep import point_name
+from fedgradnorm.experiments._variants import own_name, point_name
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 ARCHIVES = sorted(RESULTS.glob("*/runs.tar.xz"))

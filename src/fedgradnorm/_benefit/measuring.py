@@ -17,7 +17,7 @@ from fedgradnorm.tasks._targets import labelled
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
-    from fedgradnorm._benefit.bootstrap import Floats
+    from fedgradnorm._benefit.client_gain import Floats
     from fedgradnorm._runs.run import Run
 
 By = Literal["score", "loss"]

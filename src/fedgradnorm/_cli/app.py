@@ -10,7 +10,6 @@ import typer
 
 from fedgradnorm._cli import catalog, demo
 from fedgradnorm._cli import compare_commands as comparison
-from fedgradnorm._cli import data_commands as data
 from fedgradnorm._cli import federation_commands as federation
 from fedgradnorm._cli import init_command as starting
 from fedgradnorm._cli import report_commands as reports
@@ -69,7 +68,7 @@ for panel, commands in PANELS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
 app.add_typer(federation.app, name="federation", rich_help_panel="Federate")
-app.add_typer(data.app, name="data", rich_help_panel="Data")
+app.add_typer(catalog.data_app, name="data", rich_help_panel="Data")
 
 
 def main() -> None:

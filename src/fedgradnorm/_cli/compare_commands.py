@@ -90,7 +90,7 @@ def compare(
     - `fedgradnorm compare --from runs/table2 --baseline fedgradnorm`
     """
     from fedgradnorm.experiments._config.config_file import load_config
-    from fedgradnorm.experiments._entries import split_entries
+    from fedgradnorm.experiments._variants import split_entries
 
     check_report()
     if start:
@@ -243,7 +243,7 @@ def run_and_show(
     from fedgradnorm._methods import find_method
     from fedgradnorm.experiments._compare import compare as train
     from fedgradnorm.experiments._compare import compare_folder
-    from fedgradnorm.experiments._entries import read_entry
+    from fedgradnorm.experiments._variants import read_entry
 
     if baseline is not None:
         find_method(baseline)

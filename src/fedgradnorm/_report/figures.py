@@ -173,7 +173,7 @@ def _scale(axes: Any, axis: Mapping[str, Any]) -> None:
     if axis.get("log"):
         axes.set_yscale("log")
         low, high = 10**low, 10**high
-        axes.yaxis.set_major_locator(FixedLocator(axis["ticks"]))
+        axes.yaxis.set_major_locator(FixedLocator([float(tick) for tick in axis["ticks"]]))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
     else:

@@ -41,7 +41,7 @@ from fedgradnorm.experiments._groups import (
     unlike,
 )
 from fedgradnorm.experiments._statistics import estimate, first_reach, gain, holm, paired_p
-from fedgradnorm.experiments._sweep import point_name
+from fedgradnorm.experiments._variants import point_name
 from fedgradnorm.tasks._named_metrics import higher_is_better
 
 BASELINES = ("fedrep", "Equal", LOCAL)

@@ -34,7 +34,7 @@ from fedgradnorm._runs.reader import SYNTHETIC, UNKNOWN_SEED, StoredRun
 from fedgradnorm._runs.task_lines import is_many
 from fedgradnorm._version import __version__
 from fedgradnorm.experiments._groups import facts_of, frozen
-from fedgradnorm.experiments._sweep import point_name
+from fedgradnorm.experiments._variants import point_name
 
 LONG = 30
 """A table of more rows than this starts folded."""

@@ -18,7 +18,7 @@ from fedgradnorm._report.frame import HELD_OUT, Report
 from fedgradnorm._round.reports import COLUMNS
 from fedgradnorm._runs.history import NOT_PRIVATE_EPSILON, SPENT
 from fedgradnorm.experiments._statistics import estimate
-from fedgradnorm.experiments._sweep import key_name, value_name
+from fedgradnorm.experiments._variants import key_name, value_name
 
 SWEEP = "sweep"
 _NOT_DRAWN = {"loss", "weight", "active", "weight_frozen", "samples", "bytes"}

@@ -17,7 +17,7 @@ from fedgradnorm._report.frame import MEASURES, Report, every_metric
 from fedgradnorm._report.grid import BLANK, Cell, Grid, spreadsheet_text, write_grids
 from fedgradnorm._runs.checkpoint import write_atomically
 from fedgradnorm.experiments._statistics import LEVEL, Estimate, estimate
-from fedgradnorm.experiments._sweep import key_name, value_name
+from fedgradnorm.experiments._variants import key_name, value_name
 from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.models._streamed.rows import some_targets
 from fedgradnorm.tasks._named_metrics import higher_is_better

@@ -14,8 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from fedgradnorm._benefit.benefit import Benefit
-from fedgradnorm._benefit.heads import HEADS, validation_gains
+from fedgradnorm._benefit.benefit import HEADS, Benefit, validation_gains
 from fedgradnorm._benefit.measuring import By, testable
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError

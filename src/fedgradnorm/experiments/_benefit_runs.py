@@ -8,8 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedgradnorm._benefit.benefit import Benefit, over_seeds
-from fedgradnorm._benefit.heads import HEADS, validation_gains
+from fedgradnorm._benefit.benefit import HEADS, Benefit, over_seeds, validation_gains
 from fedgradnorm._benefit.measuring import By, testable
 from fedgradnorm._errors import ConfigError, TrainingError
 from fedgradnorm._methods import LOCAL
@@ -26,8 +25,8 @@ from fedgradnorm.experiments._compare import (
     run_trials,
 )
 from fedgradnorm.experiments._config.config_file import Config, build, check
-from fedgradnorm.experiments._entries import Entry
 from fedgradnorm.experiments._execute import output_folder
+from fedgradnorm.experiments._variants import Entry
 
 
 def benefit(

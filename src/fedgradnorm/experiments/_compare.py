@@ -23,7 +23,6 @@ from fedgradnorm._training.callbacks import Progress
 from fedgradnorm._training.inputs import usable_device
 from fedgradnorm.data._sources import DataProgress
 from fedgradnorm.experiments._config.config_file import Config, check
-from fedgradnorm.experiments._entries import FROZEN_FROM, Entry, read_entries
 from fedgradnorm.experiments._execute import (
     LoadedData,
     execute,
@@ -31,7 +30,16 @@ from fedgradnorm.experiments._execute import (
     output_folder,
     resume_config,
 )
-from fedgradnorm.experiments._sweep import Point, felt_by, file_name, point_name, points
+from fedgradnorm.experiments._variants import (
+    FROZEN_FROM,
+    Entry,
+    Point,
+    felt_by,
+    file_name,
+    point_name,
+    points,
+    read_entries,
+)
 
 
 @dataclass(frozen=True)

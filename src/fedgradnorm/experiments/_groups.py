@@ -18,8 +18,7 @@ from fedgradnorm._methods import METHODS
 from fedgradnorm._round.settings import FIELDS, GROUPS, completed, key_of, name_of, scope_of
 from fedgradnorm._runs.reader import UNKNOWN_SEED, StoredRun
 from fedgradnorm._runs.task_lines import pooled_runs
-from fedgradnorm.experiments._entries import own_name
-from fedgradnorm.experiments._sweep import point_name
+from fedgradnorm.experiments._variants import own_name, point_name
 
 T = TypeVar("T")
 
