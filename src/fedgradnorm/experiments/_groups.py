@@ -46,7 +46,10 @@ def facts_of(run: StoredRun) -> Facts:
         "network": _network(run),
         "privacy": _privacy(run),
     }
-    kept = {part: {k: v for k, v in t.items() if k not in BESIDE} for part, t in parts.items()}
+    beside, training = BESIDE, parts["training"]
+    if training.get("keep", "last") != "last" or training.get("patience") is not None:
+        beside = BESIDE - {"eval_every"}  # evaluations are then what is chosen from
+    kept = {part: {k: v for k, v in t.items() if k not in beside} for part, t in parts.items()}
     named = {**kept, "own": run.part("own"), "point": run.part("point")}
     return {f"{part}.{key}": value for part, table in named.items() for key, value in table.items()}
 
