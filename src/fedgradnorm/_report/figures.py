@@ -139,7 +139,7 @@ def _panel(
     elif place["log"]:
         axes.set_xscale("log")
         values = place["values"][:: -(-len(place["values"]) // 4)]
-        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.set_xticks([float(v) for v in values], [f"{value:g}" for value in values])
         axes.minorticks_off()
 
 
