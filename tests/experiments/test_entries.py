@@ -88,6 +88,7 @@ def test_a_variant_in_a_sweep_is_refused(tmp_path):
 
 def test_commas_inside_brackets_separate_nothing():
     text = "fedrep, static weighting.weights={class=1,value=0.1} ,fedgradnorm local.x=[1,2]"
+    assert split_entries("a x={b=1,c={d=2}},e") == ["a x={b=1,c={d=2}}", "e"]
     assert split_entries(text) == [
         "fedrep", "static weighting.weights={class=1,value=0.1}", "fedgradnorm local.x=[1,2]",
     ]  # fmt: skip

@@ -46,8 +46,14 @@ def own_name(own: Mapping[str, Any]) -> str:
 
 def split_entries(text: str) -> list[str]:
     """The entries of a command line: between commas, but for those inside brackets."""
-    parts = re.split(r",(?![^{\[]*[}\]])", text)
-    return [part.strip() for part in parts if part.strip()]
+    depth, entries = 0, list[list[str]]([[]])
+    for piece in re.split(r"([,{}\[\]])", text):
+        depth = max(0, depth + {"{": 1, "[": 1, "}": -1, "]": -1}.get(piece, 0))
+        if piece == "," and not depth:
+            entries.append([])
+        else:
+            entries[-1].append(piece)
+    return [entry for pieces in entries if (entry := "".join(pieces).strip())]
 
 
 def read_entry(text: str) -> Entry:
