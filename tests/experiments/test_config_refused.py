@@ -19,6 +19,7 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._memory import memory_limit
 from fedgradnorm._toml import LARGEST, overridden
 from fedgradnorm.experiments._config.config_file import LONGEST_NAME, build, load_config
+from fedgradnorm.experiments._variants import points
 
 
 @pytest.fixture
@@ -147,3 +148,11 @@ def test_trying_an_optimiser_leaves_chance_and_its_table_alone():
 def test_overrides_stay_cheap_however_long(config):
     with pytest.raises(ConfigError):
         overridden({}, [f"{'a.' * 100_000}a=1"])
+
+
+def test_a_sweep_of_too_many_points_is_counted_and_not_made(config):
+    lists = {"local": {f"x{n}": list(range(100)) for n in range(6)}}
+    with pytest.raises(ConfigError, match="spans 1000000000000 points"):
+        points(lists)
+    long = f"fedrep sharing.norm_layer={'g' * 300}"
+    assert "cannot be called" in refused("compare", config, "-m", long)

@@ -67,6 +67,7 @@ def test_a_variant_of_frozen_weights_takes_those_of_the_plain_run(tmp_path):
      (["fedgradnrom weighting.lr=0.5"], "did you mean 'fedgradnorm'"),
      (["fedgradnorm weighting.lr=1 weighting.lr=2"], "twice"),
      (["fedgradnorm weighting.lr=0.5", "fedgradnorm  weighting.lr=0.50"], "named twice"),
+     (["fedgradnorm", "fedgradnorm weighting.lr=0.004"], "one and the same run"),
      (["fedgradnorm weighting.lr=0.5", "fedgradnorm-static"], "compare both"),
      (["fedgradnorm", "fedgradnorm-static local.head_stepz=2"], "did you mean"),
      (["fedgradnorm", "fedgradnorm-static weighting.folder=x"], "weights are those of"),

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedgradnorm._errors import RunFolderError, TrainingError
+from fedgradnorm._checks import shortened
+from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm._runs.files import present
 from fedgradnorm._runs.layout import CONFIG, MANIFEST
 from fedgradnorm._runs.manifest import difference, read_manifest
@@ -41,6 +42,9 @@ from fedgradnorm.experiments._variants import (
     read_entries,
 )
 
+LONGEST = 200
+"""Bytes of a run folder's name; file systems allow 255."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -65,8 +69,21 @@ def plan(config: Config, entries: Sequence[Entry], seeds: int, folder: Path) -> 
         for point in points(config.sweep):
             for entry in entries:
                 trial = _trial(config, entry, seed, point, folder)
+                _refuse_twin(trial, [t for t in trials.values() if t.config.seed == seed])
                 trials.setdefault(trial.folder, trial)
     return list(trials.values())
+
+
+def _refuse_twin(trial: Trial, others: Sequence[Trial]) -> None:
+    """Refuse an entry that is another one in all but its words, or would lie in its folder."""
+    for other in others:
+        mine, theirs = trial.entry, other.entry
+        if mine.method != theirs.method or mine == theirs:
+            continue
+        if trial.folder == other.folder or _essence(trial.config) == _essence(other.config):
+            raise ConfigError(
+                f"{trial.entry.label!r} and {other.entry.label!r} are one and the same run"
+            )
 
 
 def _trial(config: Config, entry: Entry, seed: int, point: Point, parent: Path) -> Trial:
@@ -82,7 +99,13 @@ def _trial(config: Config, entry: Entry, seed: int, point: Point, parent: Path) 
 
 
 def run_name(label: str, seed: int, point: Point) -> str:
-    return file_name("-".join(filter(None, (label, point_name(point), f"seed{seed}"))))
+    name = file_name("-".join(filter(None, (label, point_name(point), f"seed{seed}"))))
+    if len(name.encode()) > LONGEST:
+        raise ConfigError(
+            f"a folder cannot be called {shortened(name, 100)!r}: its own settings and points "
+            f"of a sweep must be shorter than {LONGEST} bytes"
+        )
+    return name
 
 
 def is_finished(config: Config, folder: Path) -> bool:

@@ -9,6 +9,7 @@ three points; two such lists are every pair of them.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -110,6 +111,10 @@ Point = dict[str, Any]
 """Values by dotted key of the config."""
 
 
+MOST = 10_000
+"""Points of one sweep."""
+
+
 def points(sweep: Mapping[str, Any]) -> list[Point]:
     """Every combination of the values, the last key's moving fastest; one empty point of none.
 
@@ -117,6 +122,9 @@ def points(sweep: Mapping[str, Any]) -> list[Point]:
     [{'weighting.gamma': 0}, {'weighting.gamma': 1}]
     """
     lists = _flat(sweep)
+    count = math.prod(map(len, lists.values()))
+    if count > MOST:
+        raise ConfigError(f"[sweep] spans {count} points, more than {MOST}; make several of it")
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
