@@ -25,7 +25,8 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
-    "descriptions",  # the rest is ours, in _ext
+    "dark_figures",  # the rest is ours, in _ext
+    "descriptions",
     "formulas",
     "generated",
     "notebooks",

@@ -47,7 +47,9 @@ def benefit(
     say(f"figures: {folder / FIGURES / 'benefit.png'}")
 
 
-def write_all(folder: Path, tables: Path, figures: Path) -> Grid:
+def write_all(
+    folder: Path, tables: Path, figures: Path, ends: Sequence[str] = (".png", ".pdf")
+) -> Grid:
     """Write the tables and the figure of the runs in ``folder``; the first table."""
     places = {name: folder / name for name in BENEFIT if (folder / name).is_dir()}
     read = {
@@ -58,8 +60,8 @@ def write_all(folder: Path, tables: Path, figures: Path) -> Grid:
     grids = [benefit_grid(found), by_task_grid(found)]
     tell(note for report in read.values() for note in report.notes)
     write_grids(grids, tables)
-    for ending in ("png", "pdf"):
-        benefit_figure(found, figures / f"benefit.{ending}")
+    for end in ends:
+        benefit_figure(found, figures / f"benefit{end}")
     return grids[0]
 
 
@@ -255,7 +257,7 @@ def benefit_figure(found: Sequence[Gains], path: str | Path) -> Path:
         panels[one.data] = widest.unit
     variants = list(dict.fromkeys(one.variant for one in found))
     colours, rows = looks(variants), -(-len(panels) // COLUMNS)
-    with figure(0.7 + (0.7 + 0.29 * len(variants)) * rows) as drawing:
+    with figure(0.7 + (0.7 + 0.29 * len(variants)) * rows, path) as drawing:
         grid = drawing.subplots(rows, min(COLUMNS, len(panels)), sharey=True, squeeze=False)
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
@@ -264,8 +266,9 @@ def benefit_figure(found: Sequence[Gains], path: str | Path) -> Path:
                 if (one.data, one.unit) == (name, unit) and one.end in DRAWN:
                     place = variants.index(one.variant) + 0.36 * DRAWN.index(one.end) - 0.18
                     half = None if math.isnan(one.mean.half) else one.mean.half
+                    colour = colours[one.variant].name
                     axes.errorbar(one.mean.mean, place, xerr=half, linewidth=1, markersize=3.5,
-                                  color=colours[one.variant].hex, fmt=MARKERS[one.end])  # fmt: skip
+                                  color=colour, fmt=MARKERS[one.end])  # fmt: skip
             axes.axvline(0, color=GREY, linewidth=0.8)
             axes.set_title(name)
             axes.set_xlabel(f"{unit} →")

@@ -12,7 +12,7 @@ import typer
 
 from fedgradnorm._cli.output import Commands, say
 from fedgradnorm._report.colours import COLOURS, TASKS
-from fedgradnorm._report.figures import GREY, MARKERS, dress, figure, legend, save
+from fedgradnorm._report.figures import GREY, MARKERS, PAPER, dress, figure, legend, save
 from fedgradnorm._report.frame import Report, read_report
 from fedgradnorm._report.grid import BLANK, Cell, Grid, write_grids
 from fedgradnorm._report.tables import (
@@ -89,12 +89,12 @@ def side_grid(reports: Mapping[str, Report]) -> Grid:
 def methods_figure(report: Report, path: str | Path) -> Path:
     """A row per variant: what its server sees, Delta_m on the training loss, every task's gain."""
     path = Path(path)
-    names, ink = report.ranking["loss"], COLOURS[6]
+    names, ink = report.ranking["loss"], "C6"
     sights = [s for s in SIGHTS if any(sight(report.groups[name].method) == s for name in names)]
     gains = report.gains["loss", "base"].groupby(["variant", "task"]).gain.mean()
     deltas = {name: delta(report, name, "loss") for name in names}
     low, high = _limits([one.mean for one in deltas.values()])
-    with figure(2.0 + 0.165 * len(names)) as drawing:
+    with figure(2.0 + 0.165 * len(names), path) as drawing:
         ratios = [max(0.17 * len(sights), 0.5), 2.0, 2.0]
         seen, total, tasks = drawing.subplots(1, 3, sharey=True, width_ratios=ratios)
         for row, name in enumerate(names):
@@ -113,7 +113,7 @@ def methods_figure(report: Report, path: str | Path) -> Path:
                 total.plot(ends, [row, row], color=GREY, linewidth=1.3)
                 clear = abs(found.mean) > half
                 total.plot(place, row, ("<" if place == low else ">") if off else "D", color=ink,
-                           markersize=4, markerfacecolor=ink if clear else "white")  # fmt: skip
+                           markersize=4, markerfacecolor=ink if clear else PAPER)  # fmt: skip
         _task_gains(tasks, names, gains, report.tasks)
         total.set_xlim(low, high)
         total.set_xlabel(f"Δm against {report.baseline}, % →")
@@ -142,13 +142,13 @@ def _task_gains(axes: Any, names: Sequence[str], gains: Any, tasks: Sequence[str
     low, high = _limits(list(gains), inner=0.94)
     plain = len(tasks) > len(TASKS)
     for number, task in enumerate(tasks):
-        colour, shape = (GREY, "o") if plain else (TASKS[number], MARKERS[number])
+        colour, shape = (GREY, "o") if plain else (f"C{len(COLOURS) + number}", MARKERS[number])
         for row, name in enumerate(names):
             value = gains.get((name, task), math.nan)
             if math.isfinite(value):
                 mark = "<" if value < low else ">" if value > high else shape
                 axes.plot(np.clip(value, low, high), row, mark, color=colour, markersize=4.5,
-                          markeredgecolor="white", markeredgewidth=0.5, clip_on=False)  # fmt: skip
+                          markeredgecolor=PAPER, markeredgewidth=0.5, clip_on=False)  # fmt: skip
         if not plain:
             axes.plot([], [], shape, color=colour, label=task)
     axes.set_xlim(low, high)

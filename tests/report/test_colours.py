@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from fedgradnorm._methods import METHODS
-from fedgradnorm._report.colours import COLOURS, ON_DARK, ORDER, STROKES, TASKS, Look, looks
+from fedgradnorm._report.colours import (
+    COLOURS,
+    ON_DARK,
+    ORDER,
+    STROKES,
+    TASKS,
+    TASKS_ON_DARK,
+    Look,
+    looks,
+)
 
 # How linear RGB looks without one kind of cone: Machado, Oliveira, Fernandes 2009, severity 1.
 READERS = {
@@ -27,7 +36,7 @@ def seen(colour: str, reader: str) -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-@pytest.mark.parametrize("palette", [COLOURS, ON_DARK, TASKS])
+@pytest.mark.parametrize("palette", [COLOURS, ON_DARK, TASKS, TASKS_ON_DARK])
 @pytest.mark.parametrize("reader", READERS)
 def test_all_readers_tell_them_apart(palette, reader):
     points = [seen(colour, reader) for colour in palette]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
@@ -16,7 +17,7 @@ from PIL import Image
 from fedgradnorm import ConfigError, DataError
 from fedgradnorm._report import figures
 from fedgradnorm._report.colours import COLOURS
-from fedgradnorm._report.figures import DPI, TYPE, WIDTH, draw, panels_figure
+from fedgradnorm._report.figures import DARK, TYPE, WIDTH, draw, panels_figure
 from fedgradnorm._report.frame import MANY, read_report, report_of
 from report.made_runs import many, run
 from report.run_folders import write_run
@@ -112,11 +113,36 @@ def test_type_is_never_smaller_than_eight_points_at_the_width_of_a_page(tmp_path
 
 
 def test_published_figures_have_the_width_that_makes_their_type_readable():
-    found = list((Path(__file__).parents[2] / "docs" / "results").glob("*/*.png"))
+    found = sorted((Path(__file__).parents[2] / "docs" / "results").glob("*/*.svg"))
     assert found
     for path in found:
-        with Image.open(path) as picture:
-            assert picture.width == round(WIDTH * DPI), path
+        text = path.read_text(encoding="utf-8")
+        width = re.search(r'viewBox="0 0 (\S+) ', text)
+        assert width, path
+        assert float(width[1]) == pytest.approx(72 * WIDTH), path
+        assert set(re.findall(r"font-size: ([^;]+);", text)) == {f"{TYPE}px"}, path
+        assert len(text) < 300_000, path
+        light = path.with_name(path.name.replace(DARK, ""))
+        assert {light, light.with_stem(light.stem + DARK)} <= {*found}
+
+
+def test_a_dark_figure_is_the_same_in_other_colours_and_drawing_again_changes_nothing(tmp_path):
+    report = report_of(many(12, 2))
+    for folder in ("once", "again"):
+        for end in (".svg", f"{DARK}.svg"):
+            panels_figure(report, tmp_path / folder / f"f{end}")
+            methods_figure(report, tmp_path / folder / f"m{end}")
+    once, again = (
+        {path.name: path.read_text() for path in (tmp_path / folder).iterdir()}
+        for folder in ("once", "again")
+    )
+    assert once == again
+    for name in ("f", "m"):
+        light, dark = once[f"{name}.svg"], once[f"{name}{DARK}.svg"]
+        words, colours = r"<text[^>]*>([^<]*)</text>", r"#[0-9a-f]{6}\b"
+        assert re.findall(words, light) == re.findall(words, dark) != []
+        shared = {*re.findall(colours, light)} & {*re.findall(colours, dark)}
+        assert shared <= {"#b0b0b0"}  # the grid, faint on both
 
 
 @pytest.mark.parametrize(

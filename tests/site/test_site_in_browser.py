@@ -114,6 +114,16 @@ def test_the_overview_fits_the_screen_and_large_figures_open_on_a_click(browser,
         assert page.url.endswith(".png")
 
 
+@pytest.mark.parametrize(
+    ("scheme", "wanted"), [("light", "methods.svg"), ("dark", "methods-dark.svg")]
+)
+def test_a_figure_has_the_colours_of_its_page_and_opens_larger(browser, site, scheme, wanted):
+    with opened(browser, site, color_scheme=scheme) as page:
+        page.goto((site / "results/methods.html").as_uri())
+        page.locator("a.enlarge:visible").click()
+        assert page.url.endswith(f"/{wanted}")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(browser, site, scheme):
     with opened(browser, site, color_scheme=scheme, bypass_csp=True) as page:

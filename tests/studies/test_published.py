@@ -19,5 +19,5 @@ def test_an_archive_becomes_the_published_tables(tmp_path: Path) -> None:
     names = {path.name for path in published.iterdir()}
     assert {path.name for path in made.iterdir()} == names
     for name in names:
-        if not name.endswith(".png"):  # other versions of fonts draw other pixels
+        if not name.endswith(".svg"):  # other versions of fonts have other places
             assert (made / name).read_bytes() == (published / name).read_bytes(), name

@@ -21,6 +21,10 @@ ON_DARK = (
 TASKS = ("#332288", "#CC6677", "#999933", "#88CCEE", "#882255", "#44AA99", "#AA4499", "#117733")
 """Tasks, where they share a panel: Paul Tol's muted colours, so that none looks like a method."""
 
+TASKS_ON_DARK = (
+    "#8A7BE8", "#E88594", "#C2C24D", "#A8E0FA", "#C2457F", "#5CCFBF", "#C873C8", "#2FA052",
+)  # fmt: skip
+
 STROKES: tuple[tuple[int, ...], ...] = (
     (), (9, 4), (11, 3, 3, 3), (5, 3), (16, 4), (11, 3, 3, 3, 3, 3),
 )  # fmt: skip
@@ -52,8 +56,9 @@ class Look:
     stroke: int = 0
 
     @property
-    def hex(self) -> str:
-        return COLOURS[self.colour]
+    def name(self) -> str:
+        """The colour's name in matplotlib, whose style says which it is on this paper."""
+        return f"C{self.colour}"
 
 
 def looks(labels: Iterable[str], first: Sequence[str] = ()) -> dict[str, Look]:

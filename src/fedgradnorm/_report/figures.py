@@ -14,7 +14,15 @@ import numpy as np
 
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._extras import needed
-from fedgradnorm._report.colours import STROKES, Look, looks
+from fedgradnorm._report.colours import (
+    COLOURS,
+    ON_DARK,
+    STROKES,
+    TASKS,
+    TASKS_ON_DARK,
+    Look,
+    looks,
+)
 from fedgradnorm._report.frame import MANY, Report
 from fedgradnorm._report.panels import SWEEP, Panel, Section, axis_of, sections, sweep_section
 from fedgradnorm._report.words import in_words, labels_of
@@ -31,11 +39,18 @@ DPI = 200
 
 SIZES: Any = ("axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize",
          "legend.fontsize", "figure.labelsize", "figure.titlesize")  # fmt: skip
+INKS = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+PAPERS = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
 COLUMNS, NARROW = 5, 3  # panels in a row: of curves, and of a sweep, whose axis has more names
 ROW = 1.2  # inches
 CHARACTERS = 15  # of the smallest type, in an inch
 MARKERS = "osDP^vX*"
-GREY = "#777777"
+
+# Names of colours that matplotlib looks up in the style: a figure is drawn once, for either paper.
+GREY = f"C{len(COLOURS) + len(TASKS)}"
+PAPER = f"C{len(COLOURS) + len(TASKS) + 1}"
+DARK = "-dark"
+"""The end of the name of a figure that is drawn for dark pages."""
 
 SHOWN = {"Loss": "train", "Accuracy or error": "heldout"}
 """The role that a view of the learning curves shows in a file, where it is recorded."""
@@ -46,14 +61,14 @@ NAMES = {
 }  # fmt: skip
 
 
-def draw(report: Report, folder: Path) -> list[Path]:
-    """The figure of a comparison as PNG and PDF; the PNG file.
+def draw(report: Report, folder: Path, ends: Sequence[str] = (".png", ".pdf")) -> list[Path]:
+    """The figure of a comparison in files whose names have these ends; the first file.
 
     A column per task: of a sweep, the ends of training against what was varied; else the curves of
     loss, held-out metric and weight. Lines are means over seeds, bands the range they span.
     """
     name = "sweep" if report.points else "curves"
-    return [panels_figure(report, folder / f"{name}.{end}") for end in ("png", "pdf")][:1]
+    return [panels_figure(report, folder / f"{name}{end}") for end in ends][:1]
 
 
 def panels_figure(report: Report, path: str | Path) -> Path:
@@ -83,7 +98,7 @@ def panels_figure(report: Report, path: str | Path) -> Path:
         notes.append(f"{left} other methods are in the tables")
     notes += [report.synthetic] if report.synthetic else []
     height = 1.0 + 0.08 * len(named) + (ROW + 0.35 * bool(report.points)) * len(rows)
-    with figure(height) as drawing:
+    with figure(height, path) as drawing:
         grid = drawing.subplots(len(rows), width, squeeze=False)
         for line, panels, below in zip(grid, rows, [*rows[1:], []], strict=True):
             for column, (axes, panel) in enumerate(zip(line, panels, strict=False)):
@@ -149,7 +164,7 @@ def _line(
     """A mean and its range; of one or two points only markers, since nothing lies between."""
     x, y = _numbers(one["x"]), _numbers(one["y"])
     low, high = (_numbers(one.get(key, one["y"])) for key in ("lo", "hi"))
-    how: dict[str, Any] = {"color": look.hex, "label": label, "zorder": 2}
+    how: dict[str, Any] = {"color": look.name, "label": label, "zorder": 2}
     place = panel.get("x")
     if place and not place["lines"]:  # points without an order stand side by side
         axes.errorbar(x + 0.6 * (share - 0.5), y, (y - low, high - y), markersize=3, linewidth=1,
@@ -161,7 +176,7 @@ def _line(
     axes.plot(x, y, linestyle="none" if ends else style, linewidth=1.3, markersize=3,
               marker="o" if ends or place else None, **how)  # fmt: skip
     if "lo" in one and not ends:
-        axes.fill_between(x, low, high, color=look.hex, alpha=0.15, linewidth=0)
+        axes.fill_between(x, low, high, color=look.name, alpha=0.15, linewidth=0)
 
 
 def _scale(axes: Any, axis: Mapping[str, Any]) -> None:
@@ -188,18 +203,29 @@ def _numbers(values: Sequence[float | None]) -> Any:
 
 
 @contextmanager
-def figure(height: float) -> Iterator[Any]:
+def figure(height: float, path: Path) -> Iterator[Any]:
     """A figure that is ``WIDTH`` wide, with type of at least ``TYPE``; no global state changes."""
     with needed("report", "a figure"):
         from matplotlib import font_manager, rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.rcsetup import cycler
     there = {font.name for font in font_manager.fontManager.ttflist}
     wide = [
         name for name in ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Emoji") if name in there
     ]
-    style: Any = {"font.family": ["DejaVu Sans", *wide], "font.size": TYPE, "axes.titlepad": 4}
-    with rc_context({**style, **dict.fromkeys(SIZES, "medium")}):
+    dark = path.stem.endswith(DARK)
+    ink, grey, paper = ("#E8EAED", "#9A9A9A", "#131416") if dark else ("black", "#777777", "white")
+    named = (*ON_DARK, *TASKS_ON_DARK) if dark else (*COLOURS, *TASKS)
+    style: Any = {
+        "font.family": ["DejaVu Sans", *wide, "sans-serif"], "font.sans-serif": ["DejaVu Sans"],
+        "font.size": TYPE, "axes.titlepad": 4,
+        "axes.prop_cycle": cycler(color=[*named, grey, paper]),
+        "svg.fonttype": "none", "svg.hashsalt": "fedgradnorm",
+        **dict.fromkeys(SIZES, "medium"), **dict.fromkeys(INKS, ink),
+        **dict.fromkeys(PAPERS, paper),
+    }  # fmt: skip
+    with rc_context(style):
         drawing = Figure(figsize=(WIDTH, height), layout="constrained")
         FigureCanvasAgg(drawing)
         yield drawing
@@ -213,7 +239,11 @@ def save(drawing: Any, path: Path, note: str = "") -> Path:
     buffer = io.BytesIO()
     with warnings.catch_warnings():  # a name in a script that no font here has is drawn as boxes
         warnings.filterwarnings("ignore", message=".*[Gg]lyph .* missing from.*font")
-        drawing.savefig(buffer, format=check_format(path), dpi=DPI)
+        kind = check_format(path)
+        # Drawn again, an SVG is the same file.
+        drawing.savefig(
+            buffer, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else {}
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, buffer.getvalue())
