@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from fedgradnorm._runs.history import History
+from fedgradnorm._runs.manifest import FORMAT
 
 TASKS = {"gender": "accuracy", "landmark": "mae"}
 WEIGHTINGS = {
@@ -35,7 +36,7 @@ def write_run(
     table.append(_rows(names, rounds, seed, shift))
     (folder / "metrics.csv").write_text(table.text())
     given = {
-        "format": 1,
+        "format": FORMAT,
         "finished": planned is None,
         "settings": {"seed": seed, "share": "all", "lr": 0.1},
         "weighting": WEIGHTINGS.get(method, {"name": method}),

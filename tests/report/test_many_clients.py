@@ -15,6 +15,7 @@ from fedgradnorm._cli import app
 from fedgradnorm._report.frame import read_report
 from fedgradnorm._report.page import make_page
 from fedgradnorm._runs.history import History
+from fedgradnorm._runs.manifest import FORMAT
 from fedgradnorm._runs.reader import StoredRun, read_run
 from fedgradnorm._runs.spread import MANY, groups_of, spread_rows, spread_table
 from fedgradnorm._runs.task_lines import LINES, is_many, line_name, pooled, pooled_runs
@@ -55,7 +56,7 @@ def write(
     (folder / "metrics.csv").write_text(history.text())
     (folder / "spread.csv").write_text(spread.text())
     given = {
-        "format": 1,
+        "format": FORMAT,
         "finished": True,
         "settings": {"seed": seed, "share": "none" if method == "local" else "all"},
         "weighting": {"name": "Equal"},
