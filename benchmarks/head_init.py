@@ -68,21 +68,6 @@ def trained(
     return {name: float(table[MEASURES[name][0]][name]) for name in names}
 
 
-def page_table(rows: Sequence[record.Row]) -> str:
-    """The table of the page: both starts in one cell."""
-    lines = [
-        "| method | rate | far, error | rare, AUROC | even, accuracy |",
-        "|---|---|---|---|---|",
-    ]
-    for before, after in zip(rows[::2], rows[1::2], strict=True):
-        cells = [
-            " / ".join(format(row[name], form) for row in (before, after)) if name in before else ""
-            for name, (_, form) in MEASURES.items()
-        ]
-        lines.append(f"| {before['method']} | {before['rate']:g} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     given = record.options(__doc__).parse_args()
     record.begin(given)

@@ -26,6 +26,7 @@ from fedgradnorm._flower.agreement import Agreement, sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.client_session import ClientSession
 from fedgradnorm._flower.coordinator import Coordinator
+from fedgradnorm._flower.group_heads import GroupHeads
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms
 from fedgradnorm._flower.private.secure_sum_client import SecureSumClient
@@ -102,7 +103,8 @@ def federation(
     exchange = Timed({client.name: participant(client) for client in known})
     kind = PrivateCoordinator if private else Coordinator
     server = _server(first, weighting, settings)
-    return kind(server, names, agreed, exchange, Patience(minimum=count))
+    heads = GroupHeads(names, {}, settings, None, server.shared.dtype)  # each keeps its own
+    return kind(server, names, agreed, exchange, Patience(minimum=count), heads)
 
 
 def _server(network: nn.Module, weighting: Weighting, settings: Settings) -> ServerState:

@@ -93,7 +93,7 @@ class Seen:
             found[f"{clock}round_ms"] = 1e3 * statistics.median(each[-MEASURED:])
         sizes = {f.name: f.stat().st_size / 1e6 for f in self.folder.iterdir() if f.is_file()}
         return {
-            "journal": "yes" if "heads.safetensors" in sizes else "no",
+            "journal": "yes" if self._rows else "no",
             **found,
             "checkpoint_mb": sizes["checkpoint.safetensors"],
             "rows_mb": self._rows / 1e6,

@@ -20,6 +20,7 @@ addEventListener("DOMContentLoaded", () => {
 });
 addEventListener("load", reach);
 addEventListener("resize", reach);
+addEventListener("change", () => setTimeout(reach)); // another tab shows
 
 // A figure that is shown smaller than it is opens in its own size.
 addEventListener("load", () => document.querySelectorAll("article img").forEach((img) => {
