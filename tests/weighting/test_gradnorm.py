@@ -328,3 +328,26 @@ def test_who_else_is_there_does_not_decide_how_loud_a_client_is(rule: str, prese
             seen.append(float(p[0] / p[1]))
     assert float(weighting.rows["level"].sum()) == pytest.approx(5)
     assert np.mean(seen) == pytest.approx(float(goal), rel=0.3)
+
+
+@pytest.mark.parametrize("rule", ["absolute", "squared", "relative", "direct"])
+def test_few_active_rows_of_many_move_as_they_do_among_all(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = torch.Generator().manual_seed(4)
+    whole, some = (GradNorm(rule=rule, warmup=1) for _ in range(2))
+    names = [f"c{k}" for k in range(12)]
+    for weighting in (whole, some):
+        weighting.bind(names)
+    for _ in range(8):
+        columns = torch.rand(4, 12, generator=draw, dtype=torch.float64)
+        active = torch.zeros(12, dtype=torch.bool)
+        active[torch.randperm(12, generator=draw)[:5]] = True
+        norm = torch.where(columns[3] < 0.2, 0, columns[3])
+        signals = Signals(active, *columns[:3], norm)
+        monkeypatch.setattr("fedgradnorm.weighting._base.GATHER_FROM", 1000)
+        whole.update(signals)
+        monkeypatch.setattr("fedgradnorm.weighting._base.GATHER_FROM", 1)
+        some.update(signals)
+        for key, row in whole.rows.items():
+            torch.testing.assert_close(some.rows[key], row, rtol=1e-14, atol=0)

@@ -8,7 +8,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Flag, auto
 from typing import Any, ClassVar
 
@@ -17,6 +17,9 @@ from torch import Tensor
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError
+
+GATHER_FROM = 1000
+"""Number of clients above which gathering the active rows pays off."""
 
 
 class Needs(Flag):
@@ -60,6 +63,15 @@ class Signals:
         each = {key: _scattered(getattr(self, key), here, count) for key in _COLUMNS}
         return Signals(**each, gram=gram, gradients=gradients)
 
+    def few(self) -> Signals:
+        """The active rows gathered if they are at most half, otherwise unchanged."""
+        if self.rows is not None:
+            return self
+        here = self.active.nonzero()[:, 0]
+        if 2 * len(here) > len(self.active):
+            return self
+        return replace(Signals(*(getattr(self, key)[here] for key in _COLUMNS)), rows=here)
+
     def of(self, values: Tensor) -> Tensor:
         """The entries of ``values``, which has one per bound row, for the rows of these signals."""
         here = self.rows
@@ -96,12 +108,14 @@ class Weighting(ABC):
     the run, for methods that draw random numbers. ``losses`` names which of ``loss`` and
     ``loss_ratio`` a method with ``Needs.LOSS`` reads; a deployed client never sends the other one.
     ``beyond_sums`` is what a method needs in addition to sums over clients, "" if it has an adapter
-    in ``_secure_sums``.
+    in ``_secure_sums``. ``gathers``: ``weigh`` neither reads nor writes inactive rows, except that
+    it sets ``frozen`` to 0 there; with many clients it then gets the active rows alone.
     """
 
     needs: Needs = Needs.NOTHING
     losses: ClassVar[tuple[str, ...]] = ("loss",)
     starts: ClassVar[Mapping[str, float]] = {}
+    gathers: ClassVar[bool] = False
     positive: bool = True
     beyond_sums: str = "numbers of single clients"
     capturable: bool = True
@@ -159,9 +173,25 @@ class Weighting(ABC):
         """Update the weights by one round; a weight per row."""
         if self.weight.device != signals.active.device:
             self.rows = {key: row.to(signals.active.device) for key, row in self.rows.items()}
-        signals = signals.among(len(self.clients))
-        raw = self._checked(self.weigh(signals), signals)
-        self.weight.copy_(normalised(raw, signals.active, otherwise=self.weight))
+        if self.gathers and len(self.clients) >= GATHER_FROM:
+            signals = signals.few()
+        else:
+            signals = signals.among(len(self.clients))
+        whole, here = self.rows, signals.rows
+        if here is not None:  # the active rows alone, copied back if nothing fails
+            self.rows = {key: row.index_select(0, here) for key, row in whole.items()}
+            signals = replace(signals, rows=None)
+        try:
+            raw = self._checked(self.weigh(signals), signals)
+            self.weight.copy_(normalised(raw, signals.active, otherwise=self.weight))
+            if here is not None:
+                if "frozen" in whole:
+                    whole["frozen"].zero_()
+                for key, row in whole.items():
+                    row.index_copy_(0, here, self.rows[key])
+        finally:
+            if here is not None:
+                self.rows = whole
         return self.weight
 
     def _checked(self, raw: Tensor, signals: Signals) -> Tensor:

@@ -88,6 +88,7 @@ class GradNorm(Weighting):
     needs = Needs.LOSS | Needs.NORM
     losses: ClassVar[tuple[str, ...]] = ("loss_ratio",)
     beyond_sums = ""
+    gathers: ClassVar[bool] = True
     starts: ClassVar[Mapping[str, float]] = {
         **MOMENTS, "level": 1.0, "peak": 0.0, "frozen": 0.0, "rounds": 0.0
     }  # fmt: skip
