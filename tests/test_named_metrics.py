@@ -14,8 +14,8 @@ from torch import Tensor
 import fedgradnorm as fgn
 import flat
 import toys
-from fedgradnorm.data._metrics import auc
 from fedgradnorm.tasks._kind import KINDS
+from fedgradnorm.tasks._measures import auc
 from fedgradnorm.tasks._named_metrics import METRICS, higher_is_better
 
 pytest.importorskip("torchmetrics", reason="pip install 'fedgradnorm[metrics]'")

@@ -19,7 +19,7 @@ import fedgradnorm as fgn
 import flat
 from fedgradnorm import data
 from fedgradnorm._round import evaluation
-from fedgradnorm.models._streamed.rows import sample_rows
+from fedgradnorm.models._streamed import sample_rows
 
 ROWS = 120
 RNG = np.random.default_rng(5)

@@ -12,23 +12,22 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._checked_splits import checked_split, fingerprint
+from fedgradnorm._checked_splits import checked_split, fingerprint, task_rows
 from fedgradnorm._checks import shown
 from fedgradnorm._columns import check_names, check_order, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._privacy.terms import Privacy, terms_of_client
 from fedgradnorm.models._given_inputs import as_inputs, form_words
 from fedgradnorm.models._input_rows import Inputs, row_form
-from fedgradnorm.models._streamed.given import as_feed
-from fedgradnorm.models._streamed.rows import (
+from fedgradnorm.models._streamed import (
     Streamed,
     StreamedTargets,
     Targets,
+    as_feed,
     changed,
     some_targets,
 )
-from fedgradnorm.tasks._labels.text_labels import names_for
-from fedgradnorm.tasks._several import task_rows
+from fedgradnorm.tasks._labels import names_for
 from fedgradnorm.tasks._targets import has_gaps, labelled
 from fedgradnorm.tasks._task import Task, are_numbers, described_task
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from fedgradnorm.data._files.encoding import Encoding
-    from fedgradnorm.models._streamed.feed import Feed
+    from fedgradnorm.models._streamed import Feed
 
     Array = NDArray[Any] | Tensor
     Split = tuple[Any, Any]

@@ -10,8 +10,8 @@ from scipy.io import loadmat
 from cell_files import landmine_tables, school_tables, write_landmine, write_school
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data import landmine, school
-from fedgradnorm.data._metrics import auc
 from fedgradnorm.data._paths import find_data
+from fedgradnorm.tasks._measures import auc
 
 SETS = {
     "school": (school, "X", "Y", 139, 15_362),

@@ -13,7 +13,7 @@ import torch
 import fedgradnorm as fgn
 from data.small_tables import client_from_files
 from fedgradnorm.experiments import load_config, run
-from fedgradnorm.models._streamed.rows import Streamed
+from fedgradnorm.models._streamed import Streamed
 
 ROWS = 60
 RNG = np.random.default_rng(1)

@@ -15,8 +15,8 @@ import fedgradnorm as fgn
 from engines import roster_killed
 from engines.roster_killed import PLACES, clients, go
 from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.checkpoint import Segments
 from fedgradnorm._runs.layout import CHECKPOINT, HEADS, METRICS, NETWORK, ROWS, SPREAD
-from fedgradnorm._runs.segments import Segments
 
 TESTS = Path(__file__).parent.parent
 

@@ -19,10 +19,10 @@ from fedgradnorm._cli import app
 from fedgradnorm._federation.heads import first_head
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.after.starting import fingerprint as run_fingerprint
 from fedgradnorm._runs.layout import CHECKPOINT, CONFIG
 from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm._runs.reader import read_run
+from fedgradnorm._runs.starting import fingerprint as run_fingerprint
 from fedgradnorm._training.trainer import Trainer
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments import run as execute

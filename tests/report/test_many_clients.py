@@ -16,9 +16,16 @@ from fedgradnorm._report.frame import read_report
 from fedgradnorm._report.page import make_page
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.manifest import FORMAT
-from fedgradnorm._runs.reader import StoredRun, read_run
+from fedgradnorm._runs.reader import (
+    LINES,
+    StoredRun,
+    is_many,
+    line_name,
+    pooled,
+    pooled_runs,
+    read_run,
+)
 from fedgradnorm._runs.spread import MANY, groups_of, spread_rows, spread_table
-from fedgradnorm._runs.task_lines import LINES, is_many, line_name, pooled, pooled_runs
 
 CLIENTS = 300
 KINDS = {"smile": "accuracy", "age": "mae"}

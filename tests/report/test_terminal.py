@@ -22,7 +22,7 @@ from fedgradnorm._cli import app, board
 from fedgradnorm._report.frame import read_report
 from fedgradnorm._report.grid import to_terminal
 from fedgradnorm._report.tables import shown_grids, tasks_grid
-from fedgradnorm._runs.after.run_summary import WholeFrame
+from fedgradnorm._runs.run_summary import WholeFrame
 from fedgradnorm._training.callbacks import Progress
 from fedgradnorm.experiments._compare import watched
 from fedgradnorm.experiments._config.config_file import load_config

@@ -25,8 +25,8 @@ from fedgradnorm._cli import app
 from fedgradnorm._cli.watch_command import PAGES, Handler, Server, server
 from fedgradnorm._report.live import Live
 from fedgradnorm._runs.folder import FolderLock
+from fedgradnorm._runs.reader import LINES, line_name
 from fedgradnorm._runs.spread import MANY
-from fedgradnorm._runs.task_lines import LINES, line_name
 from report.run_folders import write_run
 from report.test_many_clients import KINDS
 from report.test_many_clients import write as write_crowd

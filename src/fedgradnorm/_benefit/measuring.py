@@ -12,7 +12,7 @@ from fedgradnorm._benefit.client_gain import HeldOut, client_gains
 from fedgradnorm._checks import one_of, whole
 from fedgradnorm._client import Client, in_column_order
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.models._streamed.rows import all_targets, some_targets
+from fedgradnorm.models._streamed import all_targets, some_targets
 from fedgradnorm.tasks._targets import labelled
 from fedgradnorm.tasks._task import Task
 

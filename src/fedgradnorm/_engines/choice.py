@@ -34,7 +34,7 @@ from fedgradnorm.models._input_rows import (
     in_chunks,
     row_form,
 )
-from fedgradnorm.models._streamed.rows import Streamed
+from fedgradnorm.models._streamed import Streamed
 from fedgradnorm.weighting import Needs
 
 log = logging.getLogger("fedgradnorm")

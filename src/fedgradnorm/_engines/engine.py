@@ -47,7 +47,7 @@ from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._state.table import BUFFER, FIRST_LOSS, NETWORK, OWN, ROUNDS, ClientTable, Row
 from fedgradnorm.models._flat import FlatNetwork, working_copy
-from fedgradnorm.models._streamed.rows import Streamed
+from fedgradnorm.models._streamed import Streamed
 from fedgradnorm.tasks._task import Task
 from fedgradnorm.weighting import Needs
 

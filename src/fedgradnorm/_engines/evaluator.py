@@ -17,7 +17,7 @@ from fedgradnorm._state.table import BUFFER, NETWORK, OWN, ClientTable
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._given_inputs import form_words
 from fedgradnorm.models._input_rows import Inputs, call, concatenated, has_sequences, row_form
-from fedgradnorm.models._streamed.rows import Streamed
+from fedgradnorm.models._streamed import Streamed
 
 ROWS_AT_ONCE = 4096  # examples of many clients in one pass
 NUMBERS_WAITING = 2**22  # answers and targets that wait on a GPU to be measured together

@@ -22,7 +22,7 @@ from fedgradnorm._state.table import Group
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._given_inputs import form_words
 from fedgradnorm.models._input_rows import Inputs, concatenated, has_sequences, leaves, row_form
-from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets
+from fedgradnorm.models._streamed import Streamed, StreamedTargets, Targets
 from fedgradnorm.tasks._targets import labelled
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from fedgradnorm.models._fitting import own_stem, with_stem
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._given_inputs import form_words
 from fedgradnorm.models._input_rows import Inputs, call_arguments, row_form
-from fedgradnorm.models._streamed.rows import Streamed, some_targets
-from fedgradnorm.tasks._row_losses import WeightedLoss
+from fedgradnorm.models._streamed import Streamed, some_targets
+from fedgradnorm.tasks._measures import WeightedLoss
 from fedgradnorm.tasks._targets import labelled, mean_of_labelled
 from fedgradnorm.tasks._task import Task
 

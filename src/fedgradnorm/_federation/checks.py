@@ -29,7 +29,7 @@ from fedgradnorm.models._fitting import (
 )
 from fedgradnorm.models._given_inputs import check_fits
 from fedgradnorm.models._input_rows import call
-from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets
+from fedgradnorm.models._streamed import Streamed, StreamedTargets
 from fedgradnorm.weighting import Weighting
 from fedgradnorm.weighting._by_task import ByTask
 from fedgradnorm.weighting._products import MGDA

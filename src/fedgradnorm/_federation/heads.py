@@ -32,7 +32,7 @@ from fedgradnorm.models._fitting import (
     with_stem,
 )
 from fedgradnorm.models._input_rows import Fields, Inputs, call
-from fedgradnorm.models._streamed.rows import StreamedTargets, all_targets
+from fedgradnorm.models._streamed import StreamedTargets, all_targets
 from fedgradnorm.tasks._targets import forms, labelled
 from fedgradnorm.weighting import Needs
 

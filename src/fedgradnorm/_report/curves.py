@@ -11,7 +11,7 @@ import numpy as np
 
 from fedgradnorm._round.reports import KEYS
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._runs.task_lines import around
+from fedgradnorm._runs.reader import around
 from fedgradnorm.experiments._groups import Group
 
 if TYPE_CHECKING:

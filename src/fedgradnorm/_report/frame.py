@@ -23,14 +23,15 @@ from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import NOT_PRIVATE_EPSILON, SPENT
 from fedgradnorm._runs.manifest import diverged_words
 from fedgradnorm._runs.reader import (
+    MEDIAN,
     NOT_JUDGED,
     Judged,
     StoredRun,
     collect,
+    line_name,
     made_by_program,
     synthetic,
 )
-from fedgradnorm._runs.task_lines import MEDIAN, line_name
 from fedgradnorm.data._source import SOURCES
 from fedgradnorm.experiments._groups import (
     Group,

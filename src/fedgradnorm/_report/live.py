@@ -23,9 +23,8 @@ from fedgradnorm._runs.csv_table import Row, salvaged
 from fedgradnorm._runs.files import opened
 from fedgradnorm._runs.layout import CONFIG, LOCK, MANIFEST, METRICS, SPREAD, STATUS
 from fedgradnorm._runs.manifest import read_manifest
-from fedgradnorm._runs.reader import NOT_JUDGED, UNKNOWN_SEED, StoredRun
+from fedgradnorm._runs.reader import NOT_JUDGED, UNKNOWN_SEED, StoredRun, pooled
 from fedgradnorm._runs.spread import MANY
-from fedgradnorm._runs.task_lines import pooled
 from fedgradnorm._toml import read_toml
 from fedgradnorm.tasks._named_metrics import higher_is_better
 

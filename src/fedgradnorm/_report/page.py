@@ -30,8 +30,7 @@ from fedgradnorm._report.panels import Section, sections, sweep_section
 from fedgradnorm._report.tables import methods_grid, shown_grids, tasks_grid
 from fedgradnorm._report.words import count, listed
 from fedgradnorm._runs.checkpoint import write_atomically
-from fedgradnorm._runs.reader import SYNTHETIC, UNKNOWN_SEED, StoredRun
-from fedgradnorm._runs.task_lines import is_many
+from fedgradnorm._runs.reader import SYNTHETIC, UNKNOWN_SEED, StoredRun, is_many
 from fedgradnorm._version import __version__
 from fedgradnorm.experiments._groups import facts_of, frozen
 from fedgradnorm.experiments._variants import point_name

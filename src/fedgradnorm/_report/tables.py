@@ -19,7 +19,7 @@ from fedgradnorm._runs.checkpoint import write_atomically
 from fedgradnorm.experiments._statistics import LEVEL, Estimate, estimate
 from fedgradnorm.experiments._variants import key_name, value_name
 from fedgradnorm.models._input_rows import row_form
-from fedgradnorm.models._streamed.rows import some_targets
+from fedgradnorm.models._streamed import some_targets
 from fedgradnorm.tasks._named_metrics import higher_is_better
 from fedgradnorm.weighting import Needs
 

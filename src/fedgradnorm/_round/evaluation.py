@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import Scaler
 from fedgradnorm.models._input_rows import Inputs, call, in_chunks, leaves
-from fedgradnorm.models._streamed.rows import Streamed, Targets, pieces
+from fedgradnorm.models._streamed import Streamed, Targets, pieces
 from fedgradnorm.tasks._task import Task
 
 ROWS_AT_ONCE = 4096  # in a forward pass over a whole split

@@ -24,7 +24,7 @@ from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.files import present, read_file
 from fedgradnorm._runs.layout import MANIFEST
 from fedgradnorm.models._input_rows import row_form
-from fedgradnorm.models._streamed.rows import StreamedTargets
+from fedgradnorm.models._streamed import StreamedTargets
 from fedgradnorm.weighting import Weighting
 
 FORMAT = 1

@@ -23,7 +23,10 @@ from fedgradnorm._runs.files import CHOOSE, writing
 from fedgradnorm._runs.history import History, metric_columns
 from fedgradnorm._runs.layout import METRICS, SPREAD
 from fedgradnorm._runs.manifest import identity, write_manifest
-from fedgradnorm._runs.prediction_inputs import (
+from fedgradnorm._runs.predicting import (
+    Answer,
+    answered,
+    asked_for,
     holds_tensors,
     in_pieces,
     network_inputs,
@@ -34,7 +37,6 @@ from fedgradnorm._runs.trained import TrainedClient, write_models
 from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input, with_stem
 from fedgradnorm.models._input_rows import Inputs
-from fedgradnorm.tasks._answers import Answer, answered, asked_for
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -218,7 +220,7 @@ class Run:
         without validation examples, the last one. ``lr`` defaults to the run's, and so do batch
         size, optimizer and seed. This run and its shared network do not change.
         """
-        from fedgradnorm._runs.after.personalizing import personalized
+        from fedgradnorm._runs.starting import personalized
 
         rate = {} if lr is None else {"lr": lr}
         return personalized(self, client, {"steps": steps, "what": what, **rate})
@@ -237,7 +239,7 @@ class Run:
         run; ``changes`` are keywords of :func:`fedgradnorm.train`, such as ``rounds`` or
         ``folder``. A run holds no data, so its clients are given again.
         """
-        from fedgradnorm._runs.after.starting import added
+        from fedgradnorm._runs.starting import added
 
         return added(self, client, others, weighting, changes)
 
@@ -253,7 +255,7 @@ class Run:
         example rows, whose dtype the program takes; without them, float64 if inputs are scaled,
         else the network's. The program is compared with ``predict`` before the file is written.
         """
-        from fedgradnorm._runs.after.exporting import export
+        from fedgradnorm._runs.exporting import export
 
         return export(self, client, path, x)
 
@@ -283,7 +285,7 @@ class Run:
         ``baseline`` is what the most frequent class, or the mean, scores there by the client's
         metric: the first that its task named, or else accuracy or mae.
         """
-        from fedgradnorm._runs.after.run_summary import summary_of
+        from fedgradnorm._runs.run_summary import summary_of
 
         return summary_of(self)
 

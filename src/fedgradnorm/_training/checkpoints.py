@@ -12,10 +12,10 @@ from fedgradnorm._engines import Journal
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import FedGradNormError
 from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.checkpoint import Segments
 from fedgradnorm._runs.files import CHOOSE, writing
 from fedgradnorm._runs.folder import Place, RunFolder
 from fedgradnorm._runs.run import Run
-from fedgradnorm._runs.segments import Segments
 from fedgradnorm._training.callbacks import Callback, TrainingState
 
 if TYPE_CHECKING:

@@ -35,10 +35,10 @@ from fedgradnorm._round.settings import (
     recorded,
     ungrouped,
 )
-from fedgradnorm._runs.after.starting import Start, checked_start
 from fedgradnorm._runs.folder import Place
 from fedgradnorm._runs.manifest import diverged_words, read_manifest, stored_weighting
 from fedgradnorm._runs.run import Run
+from fedgradnorm._runs.starting import Start, checked_start
 from fedgradnorm._training.callbacks import Callback, Progress, Show, ShowProgress
 from fedgradnorm._training.checkpoints import Checkpoints, Writer, open_folder
 from fedgradnorm._training.inputs import (

@@ -11,13 +11,13 @@ from fedgradnorm.data._source import Source, built_in
 if TYPE_CHECKING:
     from fedgradnorm.data._arrays import client_from_arrays
     from fedgradnorm.data._files.archives import Arrays
+    from fedgradnorm.data._files.encoding import Inputs
     from fedgradnorm.data._files.images import Images
-    from fedgradnorm.data._files.inputs import Inputs
     from fedgradnorm.data._files.splitting import Split
     from fedgradnorm.data._files.table import Table
     from fedgradnorm.data._files.target import Target
     from fedgradnorm.data._partition import partition_client
-    from fedgradnorm.models._streamed.given import stream
+    from fedgradnorm.models._streamed import stream
 
 __all__ = [
     "Arrays",
@@ -42,6 +42,6 @@ __getattr__ = on_demand(
     | {
         "partition_client": f"{__name__}._partition.partition_client",
         "client_from_arrays": f"{__name__}._arrays.client_from_arrays",
-        "stream": "fedgradnorm.models._streamed.given.stream",
+        "stream": "fedgradnorm.models._streamed.stream",
     },
 )

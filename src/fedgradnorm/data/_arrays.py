@@ -15,7 +15,7 @@ from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._files.encoding import Encoding
 from fedgradnorm.data._scaling import Scaling, moments_with_gaps
 from fedgradnorm.models._input_rows import Inputs
-from fedgradnorm.models._streamed.rows import Streamed, all_targets, changed, subset
+from fedgradnorm.models._streamed import Streamed, all_targets, changed, subset
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm._options import check_options, options_of
 from fedgradnorm.data._arrays import random_generator, rows_of
-from fedgradnorm.models._streamed.rows import all_targets
+from fedgradnorm.models._streamed import all_targets
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

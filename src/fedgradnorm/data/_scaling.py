@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import ConfigError, DataError, choose
-from fedgradnorm.models._streamed.rows import Streamed, pieces
+from fedgradnorm.models._streamed import Streamed, pieces
 from fedgradnorm.tasks._targets import positions
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from fedgradnorm.data._arrays import How, chosen, client_of, random_generator, s
 from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
 from fedgradnorm.data._files.loading import numbers
 from fedgradnorm.data._files.tables import Cells, each, read_table, text_of
-from fedgradnorm.data._metrics import auc
 from fedgradnorm.data._paths import find_data, opened_zip
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification, regression
+from fedgradnorm.tasks._measures import auc
 from fedgradnorm.tasks._task import Task
 
 __all__ = ["clients"]

@@ -12,10 +12,10 @@ from pathlib import Path
 from fedgradnorm._client import Client
 from fedgradnorm.data._arrays import How
 from fedgradnorm.data._matlab import Cells
-from fedgradnorm.data._metrics import auc
 from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification
+from fedgradnorm.tasks._measures import auc
 
 __all__ = ["clients"]
 

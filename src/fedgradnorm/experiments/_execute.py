@@ -15,15 +15,14 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ModelError, RunFolderError, TrainingError
 from fedgradnorm._launched import is_leader
 from fedgradnorm._round.settings import FIELDS, Settings, completed, key_of, keywords
-from fedgradnorm._runs.after.starting import taken_over
 from fedgradnorm._runs.files import check_file, present
-from fedgradnorm._runs.folder import Place
+from fedgradnorm._runs.folder import Place, listen
 from fedgradnorm._runs.layout import CHECKPOINT, CONFIG, DROPPED, MANIFEST
 from fedgradnorm._runs.loading import load
 from fedgradnorm._runs.locking import FolderLock
-from fedgradnorm._runs.log_lines import listen
 from fedgradnorm._runs.manifest import difference, read_manifest
 from fedgradnorm._runs.run import Run
+from fedgradnorm._runs.starting import taken_over
 from fedgradnorm._training.callbacks import Callback, Progress, ShowProgress
 from fedgradnorm._training.trackers import Show, open_sink
 from fedgradnorm._training.train import resume as continue_run

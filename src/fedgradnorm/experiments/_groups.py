@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from fedgradnorm._methods import METHODS
 from fedgradnorm._round.settings import FIELDS, GROUPS, completed, key_of, name_of, scope_of
-from fedgradnorm._runs.reader import UNKNOWN_SEED, StoredRun
-from fedgradnorm._runs.task_lines import pooled_runs
+from fedgradnorm._runs.reader import UNKNOWN_SEED, StoredRun, pooled_runs
 from fedgradnorm.experiments._variants import own_name, point_name
 
 T = TypeVar("T")

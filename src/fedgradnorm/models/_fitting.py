@@ -15,7 +15,7 @@ from fedgradnorm._errors import ModelError
 from fedgradnorm.models._given_inputs import check_fits
 from fedgradnorm.models._input_rows import Inputs, call, leaves
 from fedgradnorm.models._networks import linear_head
-from fedgradnorm.models._streamed.rows import Streamed
+from fedgradnorm.models._streamed import Streamed
 
 
 def as_input(

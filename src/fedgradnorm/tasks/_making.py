@@ -9,10 +9,9 @@ from typing import Any, Literal
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.tasks._kind import KINDS, Kind
-from fedgradnorm.tasks._labels.label_map import LabelMap
-from fedgradnorm.tasks._measures import LossFunction, Metric
+from fedgradnorm.tasks._labels import LabelMap
+from fedgradnorm.tasks._measures import LossFunction, Metric, WeightedLoss, checked_weights
 from fedgradnorm.tasks._named_metrics import by_name, check_metrics
-from fedgradnorm.tasks._row_losses import WeightedLoss, checked_weights
 from fedgradnorm.tasks._targets import Shape, checked_shape
 from fedgradnorm.tasks._task import Task
 

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.tasks._kind import KINDS, Kind
-from fedgradnorm.tasks._measures import LossFunction, Metric, ModuleLoss
+from fedgradnorm.tasks._measures import (
+    LossFunction,
+    Metric,
+    ModuleLoss,
+    WeightedLoss,
+    by_number,
+    by_row,
+    own_loss_problem,
+)
 from fedgradnorm.tasks._named_metrics import (
     check_metrics,
     is_ours,
@@ -21,7 +29,6 @@ from fedgradnorm.tasks._named_metrics import (
     one_number,
     shown_kind,
 )
-from fedgradnorm.tasks._row_losses import WeightedLoss, by_number, by_row, own_loss_problem
 from fedgradnorm.tasks._targets import (
     Shape,
     all_labelled,

@@ -14,7 +14,7 @@ from fedgradnorm._privacy.plan import Plan
 from fedgradnorm._privacy.terms import Privacy
 from fedgradnorm._round.local_update import LocalSpec
 from fedgradnorm._round.settings import FIELDS, Settings, key_of, scope_of
-from fedgradnorm.models._streamed.rows import Streamed
+from fedgradnorm.models._streamed import Streamed
 from fedgradnorm.tasks._task import Task
 from fedgradnorm.weighting import Needs, Weighting
 

@@ -22,9 +22,8 @@ from fedgradnorm.data._arrays import (
 )
 from fedgradnorm.data._bad_rows import BadRows, log_dropped, tell_unlabelled
 from fedgradnorm.data._files.archives import Arrays, rows_from_npz
-from fedgradnorm.data._files.encoding import Column, Encoding, gap_in
+from fedgradnorm.data._files.encoding import Column, ColumnPlan, Encoding, gap_in
 from fedgradnorm.data._files.images import Images
-from fedgradnorm.data._files.inputs import ColumnPlan
 from fedgradnorm.data._files.splitting import Split
 from fedgradnorm.data._files.tables import (
     TABLE_SUFFIXES,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedgradnorm.data._bad_rows import OnBad
-    from fedgradnorm.tasks._labels.label_map import LabelMap
+    from fedgradnorm.tasks._labels import LabelMap
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Reader:
         named = f"the DataFrame of {split}" if is_frame(path) else str(path)
         bad: BadRows[int] = BadRows(self.on_bad, named)
         if self.stream:
-            from fedgradnorm.data._files.streamed_files import streamed_rows
+            from fedgradnorm.data._files.archives import streamed_rows
 
             return streamed_rows(self, path, bad)
         if not is_frame(path):

@@ -24,8 +24,8 @@ from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._arrays import Standardize, standardized_together
 from fedgradnorm.data._bad_rows import BadRows, OnBad
 from fedgradnorm.data._files.archives import Arrays
+from fedgradnorm.data._files.encoding import Columns, Inputs
 from fedgradnorm.data._files.images import Images
-from fedgradnorm.data._files.inputs import Columns, Inputs
 from fedgradnorm.data._files.loading import Reader, load
 from fedgradnorm.data._files.splitting import Split
 from fedgradnorm.data._files.tables import (
@@ -42,7 +42,7 @@ from fedgradnorm.data._paths import ENV, user_path
 from fedgradnorm.data._source import FILES, Source
 from fedgradnorm.models._networks import ACTIVATIONS, mlp
 from fedgradnorm.tasks._kind import KINDS
-from fedgradnorm.tasks._labels.label_map import LabelMap
+from fedgradnorm.tasks._labels import LabelMap
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,7 +26,7 @@ from fedgradnorm._extras import needed
 from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._paths import is_file, there
-from fedgradnorm.models._streamed.rows import Streamed
+from fedgradnorm.models._streamed import Streamed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

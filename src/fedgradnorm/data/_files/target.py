@@ -17,7 +17,7 @@ from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._files.tables import FileRows, coded_labels
 from fedgradnorm.tasks._kind import KINDS
-from fedgradnorm.tasks._labels.label_map import LabelMap
+from fedgradnorm.tasks._labels import LabelMap
 from fedgradnorm.tasks._making import (
     binary,
     classification,

@@ -20,13 +20,12 @@ from fedgradnorm._client import Scaler
 from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choose
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.files import writing
-from fedgradnorm._runs.prediction_inputs import given_inputs, raw_inputs
+from fedgradnorm._runs.predicting import given_inputs, in_target_units, raw_inputs
 from fedgradnorm._runs.run import Run
 from fedgradnorm._runs.trained import TrainedClient
 from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input, with_stem
 from fedgradnorm.models._input_rows import call
-from fedgradnorm.tasks._answers import in_target_units
 
 ELSEWHERE = "choose another file"
 
