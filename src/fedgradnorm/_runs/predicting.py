@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -23,9 +24,6 @@ from fedgradnorm.models._input_rows import Fields, Inputs, Sequences, leaves, ro
 from fedgradnorm.models._streamed import Streamed, as_feed, pieces
 from fedgradnorm.tasks._kind import Kind
 from fedgradnorm.tasks._targets import Shape, outputs_first, positions
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def network_inputs(

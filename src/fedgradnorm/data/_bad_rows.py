@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedgradnorm._errors import DataError, choose
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 OnBad = Literal["error", "drop"]
 Row = TypeVar("Row", int, str, bytes)

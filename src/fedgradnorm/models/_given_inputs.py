@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import DataError
 from fedgradnorm.models._input_rows import Composite, Fields, Inputs, Sequences, leaves
 from fedgradnorm.tasks._targets import numbers_with_gaps
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def as_inputs(where: str, x: Any, *, empty: bool = False) -> Inputs:

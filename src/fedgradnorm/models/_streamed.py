@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgradnorm._checks import whole
@@ -25,10 +26,7 @@ from fedgradnorm._memory import check_memory
 from fedgradnorm.models._given_inputs import as_inputs
 from fedgradnorm.models._input_rows import Composite, Inputs, leaves, moved, row_form
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Rows = NDArray[np.int64]
+Rows = NDArray[np.int64]
 
 
 ALWAYS = 1 << 20  # bytes that are read without asking for the limit

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgradnorm._errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Shape = tuple[int, ...]
 

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgradnorm._checks import bounded, one_of, shown
@@ -33,10 +34,7 @@ from fedgradnorm.data._files.tables import (
 )
 from fedgradnorm.tasks._labels import LabelMap
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Codes = NDArray[np.float64]
+Codes = NDArray[np.float64]
 
 
 Gaps = Literal["error", "mean", "median", "indicator"]

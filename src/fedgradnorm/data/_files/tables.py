@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from fedgradnorm._checks import one_of, shown
 from fedgradnorm._columns import is_frame
@@ -27,10 +28,6 @@ from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._paths import is_file, there
 from fedgradnorm.models._streamed import Streamed
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 Value = TypeVar("Value")
 

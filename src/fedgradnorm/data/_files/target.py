@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedgradnorm._checks import finite, shown
 from fedgradnorm._client import SPLITS, Client
@@ -29,9 +30,6 @@ from fedgradnorm.tasks._making import (
 from fedgradnorm.tasks._measures import Metric
 from fedgradnorm.tasks._targets import checked_shape
 from fedgradnorm.tasks._task import Task
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)

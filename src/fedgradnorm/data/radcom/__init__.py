@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedgradnorm._checks import finite
 from fedgradnorm._client import Client
@@ -38,10 +39,8 @@ from fedgradnorm.data.radcom._signal_set import (
 from fedgradnorm.tasks._making import classification, regression
 from fedgradnorm.tasks._task import Task
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Rows = NDArray[np.int64]
 
-    Rows = NDArray[np.int64]
 
 __all__ = ["clients"]
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import DataError
@@ -27,9 +28,6 @@ from fedgradnorm.data.radcom._signal_set import (
     Progress,
     RadCom,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 

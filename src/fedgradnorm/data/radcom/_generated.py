@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedgradnorm._errors import choose
 from fedgradnorm._memory import check_draw
@@ -35,11 +36,9 @@ from fedgradnorm.data.radcom._signal_set import (
     RadCom,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Real = NDArray[np.float64]
+Complex = NDArray[np.complex64]
 
-    Real = NDArray[np.float64]
-    Complex = NDArray[np.complex64]
 
 logger = logging.getLogger(__name__)
 

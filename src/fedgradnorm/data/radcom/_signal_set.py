@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int64]
 
-    FloatArray = NDArray[np.float32]
-    IntArray = NDArray[np.int64]
 
 Progress = Callable[[int, int], None]
 """Called now and then with (done, total)."""
