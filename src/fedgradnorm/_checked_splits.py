@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from fedgradnorm._client import Client
 
 
-def _is_loader(given: Any) -> bool:
-    return isinstance(given, torch.utils.data.DataLoader)
-
-
 def checked_split(client: Client, split: str, pair: Any) -> tuple[Inputs, Targets]:
     """The split as tensors, or a DataError that names the client, the split and the value.
 
@@ -50,7 +46,8 @@ def checked_split(client: Client, split: str, pair: Any) -> tuple[Inputs, Target
             y = _checked_targets(client, split, x, target_rows(y, where))
         return x, y
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        way = "; give loader.dataset, and batch_size in fgn.Local" if _is_loader(pair) else ""
+        loader = isinstance(pair, torch.utils.data.DataLoader)
+        way = "; give loader.dataset, and batch_size in fgn.Local" if loader else ""
         if is_frame(pair):
             way = " alone: give (frame[inputs], frame[target]), or use fgn.data.Table"
         way = way or f"; give {split}=(x, y)"

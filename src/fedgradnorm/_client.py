@@ -175,8 +175,11 @@ class Client:
                 f"client {self.name!r}: UTF-8 cannot write character {error.start + 1} of the "
                 "name; give it another name"
             ) from error
-        if self.columns is None:
-            object.__setattr__(self, "columns", _training_columns(self))
+        given = self.train
+        framed = isinstance(given, (tuple, list)) and bool(given) and is_frame(given[0])
+        if self.columns is None and framed:
+            columns = names_of(given[0], f"client {self.name!r}, train data")
+            object.__setattr__(self, "columns", columns)
         terms = terms_of_client(self.name, self.privacy, several=self.tasks is not None)
         object.__setattr__(self, "privacy", terms)
         if self.tasks is not None:
@@ -391,13 +394,6 @@ def _named_labels(client: Client) -> tuple[str, ...] | None:
     y = pair[1] if isinstance(pair, (tuple, list)) and len(pair) == 2 else None
     y = None if isinstance(y, StreamedTargets) else y
     return names_for(client.task, y, f"client {client.name!r}, train data")
-
-
-def _training_columns(client: Client) -> tuple[str, ...] | None:
-    pair = client.train
-    if not isinstance(pair, (tuple, list)) or not pair or not is_frame(pair[0]):
-        return None
-    return names_of(pair[0], f"client {client.name!r}, train data")
 
 
 def _check_rows(client: Client) -> None:

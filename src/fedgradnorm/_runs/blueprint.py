@@ -73,21 +73,22 @@ def sketch(blueprint: Blueprint | None) -> nn.Module:
 def _build(blueprint: Any) -> nn.Module:
     if not isinstance(blueprint, dict):
         raise RunFolderError(f"a layer of a saved run must be a table, not {blueprint!r:.40}")
-    kind = _kind(blueprint.get("layer"))
+    name = blueprint.get("layer")
+    kind = getattr(nn, name, None) if isinstance(name, str) else None
+    # One that has no shapes before its first batch is never saved.
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)) or issubclass(kind, Lazy):
+        raise RunFolderError(f"unknown layer {name!r:.40} in a saved run")
     if kind is nn.Sequential:
         sequence = nn.Sequential()
         for key, part in _table(blueprint, "parts").items():
             sequence.add_module(key, _build(part))
         return sequence
-    return _layer(kind, _table(blueprint, "options"))
-
-
-def _kind(name: Any) -> type[nn.Module]:
-    """The class of torch.nn; one that has no shapes before its first batch is never saved."""
-    kind = getattr(nn, name, None) if isinstance(name, str) else None
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)) or issubclass(kind, Lazy):
-        raise RunFolderError(f"unknown layer {name!r:.40} in a saved run")
-    return kind
+    options = _table(blueprint, "options")
+    if unknown := sorted(set(options) - set(_known(kind))):  # describe() wrote none such
+        raise RunFolderError(
+            f"layer {kind.__name__} of a saved run has an unknown option {unknown[0]!r}"
+        )
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
 
 
 def _table(blueprint: Blueprint, key: str) -> dict[str, Any]:
@@ -95,15 +96,6 @@ def _table(blueprint: Blueprint, key: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RunFolderError(f"layer {blueprint['layer']} of a saved run has no table of {key}")
     return found
-
-
-def _layer(kind: type[nn.Module], options: Mapping[str, Any]) -> nn.Module:
-    """One layer of torch.nn; only options that :func:`describe` could have written are passed."""
-    if unknown := sorted(set(options) - set(_known(kind))):
-        raise RunFolderError(
-            f"layer {kind.__name__} of a saved run has an unknown option {unknown[0]!r}"
-        )
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
 
 
 def _known(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:

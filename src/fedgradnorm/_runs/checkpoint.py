@@ -98,7 +98,8 @@ def write_tensors(
         for name, t in tensors.items()
     }
     header = _header(plain)
-    body = [_bytes(one) for name in header for one in plain[name]]
+    parts = (one for name in header for one in plain[name])
+    body = [memoryview(one.reshape(-1).view(torch.uint8).numpy().data) for one in parts]
     bound = f"{run} {path.name}" if run else ""
     metadata = {"note": note, BOUND: bound, CHECKSUM: _checksum(header, note + bound, body)}
     text = json.dumps({"__metadata__": metadata, **header}).encode()
@@ -117,11 +118,6 @@ def _header(tensors: Mapping[str, Sequence[Tensor]]) -> dict[str, Any]:
         found[name] = {"dtype": _CALLED[first.dtype], "shape": shape, "data_offsets": [start, end]}
         start = end
     return found
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    numbers = tensor.reshape(-1).view(torch.uint8).numpy()
-    return memoryview(numbers.data)
 
 
 _CALLED = {
@@ -277,15 +273,13 @@ class Segments:
             return {JOURNAL: rows}
         if new:
             self._folder.mkdir(exist_ok=True)
-            path = self._folder / f"{self._next():06d}.safetensors"
+            # A number that no file has, also none that a kill has left.
+            number = max((int(path.stem) for path in self._files()), default=0) + 1
+            path = self._folder / f"{number:06d}.safetensors"
             save(rows, path, self.run)
             self.names = [path.name] if anew else [*self.names, path.name]
             self._rows = alive if anew else self._rows + new
         return {ROWS: self.names}
-
-    def _next(self) -> int:
-        """A number that no file has, also none that a kill has left."""
-        return max((int(path.stem) for path in self._files()), default=0) + 1
 
     def _files(self) -> list[Path]:
         """The files that we write; a copy that somebody made is not one of them."""

@@ -150,8 +150,7 @@ def _cell(value: Any) -> str:
 
 
 def columns_of(data: bytes) -> tuple[str, ...]:
-    names = data.partition(b"\n")[0].decode().strip().split(",")
-    return tuple(filter(None, names))
+    return tuple(filter(None, data.partition(b"\n")[0].decode().strip().split(",")))
 
 
 def checksum_of(data: bytes) -> str:

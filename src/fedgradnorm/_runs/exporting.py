@@ -57,13 +57,16 @@ def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:
     choose(name, run.clients, "client")
     target = _target(name, path)
     rows = _made_up(run, name) if x is None else _given(run, name, x)
-    deployed = Deployed(run.clients[name], run.network_of(name))
+    client = run.clients[name]
+    deployed = Deployed(client, run.network_of(name))
+    columns = [{"kind": "number", "name": column} for column in client.columns or ()]
+    columns = columns if client.encoding is None else client.encoding.plain()
     try:
-        program = _written(deployed, rows, _columns(run.clients[name]))
+        program = _written(deployed, rows, json.dumps(columns, ensure_ascii=False))
     except Exception as error:  # whatever a network does that cannot be written down
         raise _impossible(name, error) from error
     # From here on arrays are in the run's own order of columns.
-    ordered = replace(run.clients[name], given_columns=None)
+    ordered = replace(client, given_columns=None)
     _check(replace(run, clients={name: ordered}), name, program, rows)
     with writing(target, ELSEWHERE):
         checkpoint.write_atomically(target, program)
@@ -80,13 +83,6 @@ def _target(name: str, path: str | Path) -> Path:
     if why:
         raise ConfigError(f"client {name!r} cannot be exported to {target}: {why}")
     return target
-
-
-def _columns(client: TrainedClient) -> str:
-    """What the columns of the program's input are, as JSON."""
-    if client.encoding is not None:
-        return json.dumps(client.encoding.plain(), ensure_ascii=False)
-    return json.dumps([{"kind": "number", "name": name} for name in client.columns or ()])
 
 
 def _check(run: Run, name: str, program: bytes, rows: Tensor) -> None:
@@ -143,8 +139,10 @@ def _made_up(run: Run, name: str) -> Tensor:
     Scaled inputs are float64: in float32 a time stamp would lose its spread before it is scaled.
     """
     row, encoding = _row_form(run, name), run.clients[name].encoding
-    if encoding is not None:
-        return torch.stack([_made_up_codes(column) for column in encoding.plain()], dim=1)
+    if encoding is not None:  # numbers, categories and times that are known, and no gaps
+        turns = torch.arange(2 * ROWS, dtype=torch.float64)
+        most = [len(column.get("categories", ())) for column in encoding.plain()]
+        return torch.stack([turns % count if count else turns for count in most], dim=1)
     if row is None:
         raise ConfigError(f"client {name!r}: the run does not know its rows; give some as x")
     network, scaling = run.network_of(name), run.clients[name].scaling
@@ -168,13 +166,6 @@ def _row_form(run: Run, name: str) -> list[int] | None:
         )
     shape: list[int] | None = row if isinstance(row, list) else None
     return shape
-
-
-def _made_up_codes(column: dict[str, Any]) -> Tensor:
-    """A column of codes: numbers, categories and times that are known, and no gaps."""
-    turns = torch.arange(2 * ROWS, dtype=torch.float64)
-    most = len(column.get("categories", ()))
-    return turns % most if most else turns
 
 
 def _written(module: nn.Module, rows: Tensor, columns: str) -> bytes:

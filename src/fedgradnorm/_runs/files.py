@@ -40,9 +40,13 @@ def present(path: Path) -> bool:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """The file, open for reading; a link, a pipe, a device or a folder in its place is refused."""
+    """The file, open for reading; a link, a pipe, a device or a folder in its place is refused.
+
+    A link is not followed, and nobody is waited for who could write into a pipe.
+    """
     try:
-        with open(path, "rb", opener=_unfollowed) as file:
+        how = flags("O_NONBLOCK", "O_NOFOLLOW")
+        with open(path, "rb", opener=lambda name, given: os.open(name, given | how)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise RunFolderError(f"{path} is not a regular file; restore the run's own file")
             yield file
@@ -59,11 +63,6 @@ def check_file(path: Path) -> None:
 def read_file(path: Path) -> bytes:
     with opened(path) as file:
         return file.read()
-
-
-def _unfollowed(path: str, given: int) -> int:
-    """Open without following a link, or waiting for somebody to write into a pipe."""
-    return os.open(path, given | flags("O_NONBLOCK", "O_NOFOLLOW"))
 
 
 def check_folder(path: Path) -> None:
@@ -99,10 +98,6 @@ def writing(folder: Path, way_out: str = GO_ON) -> Iterator[None]:
 
 def opened_to_write(path: Path, mode: str) -> IO[Any]:
     """Open a file of a run folder; where it is a link, nothing is written through it."""
-
-    def opener(name: str, given: int) -> int:
-        return os.open(name, given | flags("O_NOFOLLOW"), 0o666)
-
-    if "b" in mode:
-        return open(path, mode, opener=opener)
-    return open(path, mode, newline="", encoding="utf-8", opener=opener)
+    form: dict[str, Any] = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
+    how = flags("O_NOFOLLOW")
+    return open(path, mode, opener=lambda n, given: os.open(n, given | how, 0o666), **form)

@@ -125,8 +125,19 @@ class RunFolder:
         _check_same(self.path, self.manifest, json.loads(json.dumps(now)))
         self._segments.run = identity(self.manifest)
         state = checkpoint.latest(self.path, self._segments.run, self._go_back)
-        if state is None:
-            _check_unbegun(self.path, self.manifest, now)
+        if state is None:  # starts over, but only if it never had a checkpoint
+            begun = self.manifest.get("checkpoint") or self.manifest["finished"]
+            if begun or present(self.path / HEADS):
+                raise RunFolderError(
+                    f"{self.path} has lost its {CHECKPOINT}, so it cannot be resumed; restore it "
+                    "from a copy, or start the run again in another folder"
+                )
+            if "start" in self.manifest and "start" not in now:
+                raise RunFolderError(
+                    f"{self.path} was stopped before its first checkpoint, so it needs the run "
+                    f"that it started from ({self.manifest['start'].get('fingerprint')}) once "
+                    "more; give it as the network, or start again in another folder"
+                )
             return None
         try:
             self.trainer.load_state_dict(state["trainer"])
@@ -233,7 +244,14 @@ def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
     given = {**before, "settings": completed(before["settings"])}
     if others := _other_clients(before["clients"], now["clients"]):
         raise RunFolderError(f"{path}: cannot resume with other {others}")
-    _check_start(path, before, now)
+    # No start is needed, because the checkpoint holds it; another one than the run had is refused.
+    then, start = (manifest.get("start", {}).get("fingerprint") for manifest in (before, now))
+    if start is not None and start != then:
+        began = "without another run" if then is None else f"with what run {then} had trained"
+        raise RunFolderError(
+            f"{path}: cannot resume with another start: the run began {began}, start is run "
+            f"{start}; leave start out, the checkpoint holds what the run began with"
+        )
     for key, what in SAME.items():
         if given.get(key) != now[key]:
             raise RunFolderError(
@@ -241,32 +259,6 @@ def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
                 f"({difference({key: given.get(key)}, {key: now[key]})}); undo the change, or "
                 "start again in another folder"
             )
-
-
-def _check_start(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse another start than the run had; none is needed, because its checkpoint holds it."""
-    then, given = (manifest.get("start", {}).get("fingerprint") for manifest in (before, now))
-    if given is not None and given != then:
-        began = "without another run" if then is None else f"with what run {then} had trained"
-        raise RunFolderError(
-            f"{path}: cannot resume with another start: the run began {began}, start is run "
-            f"{given}; leave start out, the checkpoint holds what the run began with"
-        )
-
-
-def _check_unbegun(path: Path, manifest: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """A run without a checkpoint starts over, but only if it never had one."""
-    if manifest.get("checkpoint") or manifest["finished"] or present(path / HEADS):
-        raise RunFolderError(
-            f"{path} has lost its {CHECKPOINT}, so it cannot be resumed; restore it from a copy, "
-            "or start the run again in another folder"
-        )
-    if "start" in manifest and "start" not in now:
-        raise RunFolderError(
-            f"{path} was stopped before its first checkpoint, so it needs the run that it started "
-            f"from ({manifest['start'].get('fingerprint')}) once more; give it as the network, or "
-            "start again in another folder"
-        )
 
 
 def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

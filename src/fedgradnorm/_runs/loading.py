@@ -90,7 +90,7 @@ class _Models:
 
     def _client(self, name: str, tensors: Tensors) -> TrainedClient:
         head = self._head(name, _part(tensors, "head"))
-        found = self._trained(name, head, _scaling(_part(tensors, "scaling"), name))
+        found = self._trained(name, head, _restored("scaling", name, _part(tensors, "scaling")))
         found.buffers = _part(tensors, "buffers")
         if saved := _part(tensors, "network"):
             what = f"network of client {name!r}"
@@ -126,7 +126,7 @@ class _Models:
             info["kind"],
             scaling=scaling,
             **named,
-            encoding=_encoding(info.get("encoding"), name),
+            encoding=_restored("encoding", name, info.get("encoding")),
             of=info.get("of"),
             shape=tuple(info.get("shape", ())),
         )
@@ -141,7 +141,14 @@ class _Models:
             lost = f"{self.folder} has lost its {NETWORK}; resume the run to write it again"
             raise RunFolderError(lost)
         for name, client in each.items():
-            _check_buffers(client.network or shared, client.buffers, name)
+            if (network := client.network or shared) is None:
+                raise RunFolderError(f"the saved client {name!r} has lost its network")
+            parts = [*network.named_buffers(), *network.named_parameters()]
+            shapes = {key: part.shape for key, part in parts}
+            for key, buffer in client.buffers.items():
+                if shapes.get(key) != buffer.shape:
+                    what = f"statistics of client {name!r}"
+                    raise _misfit(what, f"{key} is {tuple(buffer.shape)}")
         return shared
 
 
@@ -156,7 +163,12 @@ def _filled(
     if given is None and plan is None:
         raise _own_class(what)
     if given is None:
-        _check_shapes(sketch(plan), tensors, what)
+        wanted = {name: tuple(t.shape) for name, t in sketch(plan).state_dict().items()}
+        found = {name: tuple(t.shape) for name, t in tensors.items()}
+        for name in sorted({*wanted, *found}):
+            if wanted.get(name) != found.get(name):
+                reason = f"{name} is {found.get(name)}, the plan says {wanted.get(name)}"
+                raise _misfit(what, reason)
     module = copy.deepcopy(given) if given is not None else rebuild(plan)
     dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
     try:
@@ -172,25 +184,8 @@ def _own_class(what: str) -> ModelError:
     return ModelError(f"the {what} is a custom class: give an instance, load(path, {key})")
 
 
-def _check_shapes(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
-    wanted = {name: tuple(t.shape) for name, t in module.state_dict().items()}
-    found = {name: tuple(t.shape) for name, t in tensors.items()}
-    for name in sorted({*wanted, *found}):
-        if wanted.get(name) != found.get(name):
-            raise _misfit(what, f"{name} is {found.get(name)}, the plan says {wanted.get(name)}")
-
-
 def _misfit(what: str, reason: str) -> RunFolderError:
     return RunFolderError(f"the saved {what} does not fit: {' '.join(reason.split())[:200]}")
-
-
-def _check_buffers(network: nn.Module | None, buffers: Mapping[str, Tensor], name: str) -> None:
-    if network is None:
-        raise RunFolderError(f"the saved client {name!r} has lost its network")
-    shapes = {key: b.shape for key, b in [*network.named_buffers(), *network.named_parameters()]}
-    for key, buffer in buffers.items():
-        if shapes.get(key) != buffer.shape:
-            raise _misfit(f"statistics of client {name!r}", f"{key} is {tuple(buffer.shape)}")
 
 
 def _part(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
@@ -198,23 +193,17 @@ def _part(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
     return {key[len(start) :]: t.clone() for key, t in tensors.items() if key.startswith(start)}
 
 
-def _scaling(tensors: dict[str, Tensor], name: str) -> Any:
-    if not tensors:
+def _restored(what: str, name: str, saved: Any) -> Any:
+    """A client's scaling or encoding, where it has one."""
+    if not saved:
         return None
-    from fedgradnorm.data._scaling import Scaling
-
     try:
-        return Scaling.from_state_dict(tensors)
+        if what == "scaling":
+            from fedgradnorm.data._scaling import Scaling
+
+            return Scaling.from_state_dict(saved)
+        from fedgradnorm.data._files.encoding import Encoding
+
+        return Encoding.from_plain(saved)
     except FedGradNormError as error:
-        raise _misfit(f"scaling of client {name!r}", str(error)) from error
-
-
-def _encoding(tables: list[dict[str, Any]] | None, name: str) -> Any:
-    if not tables:
-        return None
-    from fedgradnorm.data._files.encoding import Encoding
-
-    try:
-        return Encoding.from_plain(tables)
-    except FedGradNormError as error:
-        raise _misfit(f"encoding of client {name!r}", str(error)) from error
+        raise _misfit(f"{what} of client {name!r}", str(error)) from error

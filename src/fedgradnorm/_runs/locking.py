@@ -124,21 +124,17 @@ class FolderLock:
         reason = ""
         for _ in range(ATTEMPTS):
             try:
-                self._make_folder()
-                lock, new = _opened(self.path / LOCK)
-                if _held(lock, self.path):
-                    return lock, new
+                new = [p for p in (self.path, *self.path.parents) if not p.exists()]
+                self._made += [p for p in new if p not in self._made]
+                self.path.mkdir(parents=True, exist_ok=True)
+                if (taken := _taken(self.path)) is not None:
+                    return taken
             except FileNotFoundError as error:  # whoever made the folder may have removed it
                 reason = str(error.strerror)
             except (OSError, ValueError) as error:
                 reason = reason_of(error)
                 break
         raise RunFolderError(f"{self.path} cannot be written: {reason}; {CHOOSE}")
-
-    def _make_folder(self) -> None:
-        new = [p for p in (self.path, *self.path.parents) if not p.exists()]
-        self._made += [p for p in new if p not in self._made]
-        self.path.mkdir(parents=True, exist_ok=True)
 
     def _remove(self) -> None:
         """Take away our lock file and the folders we made, unless a run or others filled them."""
@@ -151,33 +147,29 @@ class FolderLock:
                 folder.rmdir()
 
 
-def _opened(path: Path) -> tuple[int, bool]:
-    """The lock file, and whether it is new; it is never followed elsewhere, cut or waited for."""
+def _taken(folder: Path) -> tuple[int, bool] | None:
+    """The folder's lock, held, and whether its file is new; None if its name is another's by now.
+
+    The file is never followed elsewhere, cut or waited for.
+    """
+    path, new = folder / LOCK, True
     how = os.O_RDWR | flags("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC")
     try:
-        return os.open(path, how | os.O_CREAT | os.O_EXCL, 0o666), True
+        file = os.open(path, how | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
-        return os.open(path, how), False
-
-
-def _held(file: int, folder: Path) -> bool:
-    """Lock the open file; False, and closed, if its name stands for another file or none by now."""
-    _lock(file, folder)
-    with suppress(FileNotFoundError):
-        if os.path.samestat(os.fstat(file), (folder / LOCK).lstat()):
-            return True
-    os.close(file)
-    return False
-
-
-def _lock(file: int, folder: Path) -> None:
-    """Lock the open file, or close it and say why not."""
+        file, new = os.open(path, how), False
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise RunFolderError(f"{folder / LOCK} is not a regular file; remove it")
+            raise RunFolderError(f"{path} is not a regular file; remove it")
         lock(file)
-    except BaseException as error:
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file), path.lstat()):
+                return file, new
+    except BlockingIOError as error:
         os.close(file)
-        if isinstance(error, BlockingIOError):
-            raise RunFolderError(f"{folder} is in use by another process") from error
+        raise RunFolderError(f"{folder} is in use by another process") from error
+    except BaseException:
+        os.close(file)
         raise
+    os.close(file)
+    return None

@@ -165,22 +165,17 @@ def of_task(client: Client, baseline: bool = True) -> dict[str, Any]:
     found |= {} if client.of is None else {"of": client.of}
     found |= {"shape": list(task.shape)} if task.shape else {}
     found |= {"metric": task.judged_by} if task.judged_by else {}
-    if baseline and (scores := _baseline_scores(client)):
-        found["baseline"] = scores
+    pair = client.test or client.validation or client.train
+    # Of targets that are read batch by batch it would take a pass over all rows.
+    if baseline and not any(isinstance(y, StreamedTargets) for y in (client.train[1], pair[1])):
+        learned, y = torch.as_tensor(client.train[1]), torch.as_tensor(pair[1])
+        if scores := task.baseline_scores(learned, y, client.scaling):
+            found["baseline"] = scores
     return found
 
 
 UNCOMPARED = ("metric", "baseline")
 """What is shown of a client, and makes no other run of it."""
-
-
-def _baseline_scores(client: Client) -> dict[str, float]:
-    """What the baseline scores on the rows that the client is shown on."""
-    pair = client.test or client.validation or client.train
-    if any(isinstance(y, StreamedTargets) for y in (client.train[1], pair[1])):
-        return {}  # it would take a pass over all rows
-    learned, y = torch.as_tensor(client.train[1]), torch.as_tensor(pair[1])
-    return client.task.baseline_scores(learned, y, client.scaling)
 
 
 def diverged_words(names: Sequence[str]) -> str:
@@ -211,7 +206,11 @@ def kept_words(manifest: Mapping[str, Any]) -> str:
     parts = [f"round {kept['round']}"] if "round" in kept else []
     if isinstance(clients := kept.get("clients"), Mapping):
         rounds = {n: one.get("round") for n, one in clients.items() if isinstance(one, Mapping)}
-        parts.append("each client's best round: " + _each(rounds))
+        whole = [number for number in rounds.values() if isinstance(number, int)]
+        each = ", ".join(f"{name} {number}" for name, number in rounds.items())
+        if len(rounds) > 20 and whole:
+            each = f"{min(whole)} to {max(whole)}"
+        parts.append(f"each client's best round: {each}")
     what = ", and ".join(parts) or "nothing"
     at = f" at round {kept['last_round']}" if "last_round" in kept else ""
     early = f"stopped early{at}, " if manifest.get("stopped_early") is True else ""
@@ -233,18 +232,6 @@ def kept_round(manifest: Mapping[str, Any], name: str) -> int | None:
     own = clients.get(name) if isinstance(clients, Mapping) else None
     found = (own if isinstance(own, Mapping) else kept).get("round")
     return found if isinstance(found, int) else None
-
-
-_NAMED = 20
-"""Clients whose best rounds are named one by one."""
-
-
-def _each(rounds: Mapping[str, Any]) -> str:
-    """Each client's round; of many clients the first and the last."""
-    whole = [number for number in rounds.values() if isinstance(number, int)]
-    if len(rounds) > _NAMED and whole:
-        return f"{min(whole)} to {max(whole)}"
-    return ", ".join(f"{name} {number}" for name, number in rounds.items())
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:

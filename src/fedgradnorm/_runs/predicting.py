@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -41,7 +42,11 @@ def network_inputs(
     where = f"client {client!r}"
     check_order(where, x, one)
     if one.encoding is not None:
-        return _encoded(where, x, network, one)
+        numbers: Tensor = one.encoding.encode(raw_inputs(x, one, where))
+        coded = _scaled(where, numbers, one.scaling)
+        single = coded.to(next(network.parameters()).dtype)
+        _check_finite(where, numbers, single, one.encoding.features)
+        return as_input(coded, network, "cpu", one.stem)
     given = given_inputs(where, x, one, row)
     _check_form(where, given, row)
     scaled = _scaled(where, given, one.scaling) if isinstance(given, Tensor) else given
@@ -73,15 +78,6 @@ def given_inputs(
 ) -> Inputs:
     """``x`` as numbers that are not scaled yet; lists are sequences where training had some."""
     return as_inputs(where, _in_form(where, picked(x, one.columns, where), row), empty=True)
-
-
-def _encoded(where: str, x: Any, network: nn.Module, one: TrainedClient) -> Inputs:
-    codes = raw_inputs(x, one, where)
-    numbers: Tensor = one.encoding.encode(codes)
-    scaled = _scaled(where, numbers, one.scaling)
-    single = scaled.to(next(network.parameters()).dtype)
-    _check_finite(where, numbers, single, one.encoding.features)
-    return as_input(scaled, network, "cpu", one.stem)
 
 
 def in_pieces(client: str, x: Any) -> Iterator[Inputs] | None:
@@ -132,7 +128,8 @@ def _scaled(where: str, raw: Tensor, scaling: Scaler | None) -> Tensor:
 
 def _in_form(where: str, x: Any, row: Any) -> Any:
     """Lists as sequences, where the client was trained on such."""
-    if _is_step(row) and not isinstance(x, Sequences | Mapping):
+    step = isinstance(row, Mapping) and set(row) == {"step"} and isinstance(row["step"], list)
+    if step and not isinstance(x, Sequences | Mapping):
         try:
             return sequences(x)
         except DataError as error:
@@ -140,11 +137,6 @@ def _in_form(where: str, x: Any, row: Any) -> Any:
     if isinstance(row, Mapping) and isinstance(x, Mapping):
         return {name: _in_form(where, part, row.get(name)) for name, part in x.items()}
     return x
-
-
-def _is_step(row: Any) -> bool:
-    """Whether this is the form of sequences: that of one step."""
-    return isinstance(row, Mapping) and set(row) == {"step"} and isinstance(row["step"], list)
 
 
 def _check_form(where: str, x: Inputs, row: Any) -> None:
@@ -262,9 +254,6 @@ def _names(found: NDArray[Any], labels: tuple[str, ...]) -> NDArray[Any]:
     """The name of each row's class; of rows of 0 and 1, the names of the ones."""
     rows: NDArray[Any] = np.empty(len(found), dtype=object)
     for i, row in enumerate(found):  # one by one: rows of one length would become a table
-        rows[i] = labels[row] if found.ndim == 1 else _ones(row, labels)
+        several = found.ndim > 1
+        rows[i] = tuple(itertools.compress(labels, row)) if several else labels[row]
     return rows
-
-
-def _ones(row: NDArray[Any], labels: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name, one in zip(labels, row, strict=True) if one)

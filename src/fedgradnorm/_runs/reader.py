@@ -18,7 +18,7 @@ from typing import Any
 from fedgradnorm._errors import ConfigError, RunFolderError
 from fedgradnorm._round.reports import KEYS
 from fedgradnorm._runs.csv_table import Row, checksum_of, columns_of, salvaged
-from fedgradnorm._runs.files import present, read_file
+from fedgradnorm._runs.files import check_file, present, read_file
 from fedgradnorm._runs.history import metric_columns
 from fedgradnorm._runs.layout import CONFIG, MANIFEST, METRICS, SPREAD
 from fedgradnorm._runs.manifest import kept_words, read_manifest
@@ -130,7 +130,13 @@ class StoredRun:
     def __post_init__(self) -> None:
         scales = {n: info.get("loss_scale", 1.0) for n, info in self.part("clients").items()}
         if any(scale != 1.0 for scale in scales.values()):
-            object.__setattr__(self, "rows", [_freed(row, scales) for row in self.rows])
+            freed = [
+                {**row, "loss": row["loss"] / scales.get(row["client"], 1.0)}
+                if "loss" in row
+                else row
+                for row in self.rows
+            ]
+            object.__setattr__(self, "rows", freed)
             object.__setattr__(self, "spread", freed_spread(self.spread, self.groups, scales))
             object.__setattr__(self, "scaled", True)
 
@@ -194,10 +200,6 @@ class StoredRun:
         return found if isinstance(found, dict) else {}
 
 
-def _freed(row: Row, scales: dict[str, float]) -> Row:
-    return {**row, "loss": row["loss"] / scales.get(row["client"], 1.0)} if "loss" in row else row
-
-
 def freed_spread(
     rows: list[Row], groups: Mapping[str, str], scales: Mapping[str, float]
 ) -> list[Row]:
@@ -257,7 +259,9 @@ def _started(folder: Path) -> tuple[str, str]:
 def read_run(folder: Path) -> StoredRun:
     found = read_contents(folder)
     problems = [_inside(folder, fault) for fault in found.faults]
-    rows = [row for row in found.rows[METRICS] if _is_usable(row)]
+    # A client's own result has no weight.
+    shown_columns = {"loss", "weight"}
+    rows = [r for r in found.rows[METRICS] if r["split"] == "batch" or shown_columns <= set(r)]
     if (lost := len(found.rows[METRICS]) - len(rows)) and not problems:
         problems.append(f"{METRICS} is damaged: {lost} of its rows are incomplete")
     if rows:
@@ -265,11 +269,19 @@ def read_run(folder: Path) -> StoredRun:
         problems = [text + shown * text.startswith(METRICS) for text in problems]
     if not rows and not any(METRICS in problem for problem in problems):
         problems.append("no round was recorded")
-    config = _config(folder, problems)
+    config: dict[str, Any] = {}
+    if present(folder / CONFIG):  # a run made from Python has none
+        try:
+            check_file(folder / CONFIG)
+            config = read_toml(folder / CONFIG)
+        except (ConfigError, RunFolderError) as error:
+            problems.append(f"{CONFIG} is damaged: {error}")
+    weighting = found.manifest.get("weighting", {})
+    method = " ".join(str(weighting[key]) for key in ("name", "rule") if weighting.get(key))
     seed = config.get("seed", found.manifest.get("settings", {}).get("seed"))
     return StoredRun(
         name=folder.resolve().name,
-        method=str(config.get("method") or _weighting(found.manifest) or folder.resolve().name),
+        method=str(config.get("method") or method or folder.resolve().name),
         seed=seed if isinstance(seed, int) else UNKNOWN_SEED,
         rows=rows,
         manifest=found.manifest,
@@ -279,30 +291,9 @@ def read_run(folder: Path) -> StoredRun:
     )
 
 
-def _is_usable(row: Row) -> bool:
-    """Whether a row has what reports show; a client's own result has no weight."""
-    return row["split"] == "batch" or not {"loss", "weight"} - set(row)
-
-
-def _config(folder: Path, problems: list[str]) -> dict[str, Any]:
-    path = folder / CONFIG
-    if not present(path):
-        return {}  # a run made from Python
-    try:
-        return read_toml(path)
-    except ConfigError as error:
-        problems.append(f"{CONFIG} is damaged: {error}")
-        return {}
-
-
 def _inside(folder: Path, message: object) -> str:
     """A message about a file in ``folder``, without the way there: the page may travel."""
     return str(message).replace(f"{folder}/", "").replace(f"{folder}", folder.name)
-
-
-def _weighting(manifest: dict[str, Any]) -> str:
-    weighting = manifest.get("weighting", {})
-    return " ".join(str(weighting[key]) for key in ("name", "rule") if weighting.get(key))
 
 
 def made_by_program(data: Mapping[str, Any]) -> str:

@@ -36,12 +36,8 @@ def summary_of(run: Run) -> pd.DataFrame:
         if (kept := kept_round(run.manifest, name)) is not None:
             one["kept_round"] = kept
         found.append(one)
-    return cast("pd.DataFrame", WholeFrame(_frame(found)))
-
-
-def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=["client", "weight"])
-    return frame.set_index("client")
+    frame = pd.DataFrame(found) if found else pd.DataFrame(columns=["client", "weight"])
+    return cast("pd.DataFrame", WholeFrame(frame.set_index("client")))
 
 
 def _ends(rows: list[Row], metrics: list[str], info: Mapping[str, Any]) -> Row:

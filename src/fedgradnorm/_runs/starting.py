@@ -12,7 +12,7 @@ import copy
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import fedgradnorm
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
-from fedgradnorm._errors import ConfigError, DataError, ModelError
+from fedgradnorm._errors import ConfigError, DataError, ModelError, listed
 from fedgradnorm._federation.checks import aligned
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._federation.heads import (
@@ -94,8 +94,9 @@ class Start:
         fresh = [client.name for client in self.clients if client.name not in self.known]
         log.info(
             "start: network of run %s; heads taken over for %s; fresh heads for %s",
-            self.fingerprint, _some(self.known), _some(fresh),
-        )  # fmt: skip
+            self.fingerprint,
+            *(listed(names, 20) if names else "no clients" for names in (self.known, fresh)),
+        )
 
 
 def columns_of(run: Run, name: str = "") -> tuple[str, ...] | None:
@@ -153,7 +154,8 @@ def taken_over(trained: nn.Module, network: nn.Module, client: str = "") -> nn.M
     taken, values = copy.deepcopy(network), dict(trained.named_parameters())
     here = dict(taken.named_parameters())
     for name in [*here, *(name for name in values if name not in here)]:
-        one, other = _shape(values.get(name)), _shape(here.get(name))
+        pair = values.get(name), here.get(name)
+        one, other = (None if part is None else tuple(part.shape) for part in pair)
         if one != other:
             raise ModelError(
                 f"start: {whose} in that run has {name!r} of shape {one}, the network given {other}"
@@ -260,15 +262,6 @@ def _shapes(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: getattr(value, "shape", None) for key, value in state.items()}
 
 
-def _shape(parameter: Tensor | None) -> tuple[int, ...] | None:
-    return None if parameter is None else tuple(parameter.shape)
-
-
-def _some(names: Sequence[str]) -> str:
-    """The names; of many their number."""
-    return ", ".join(names) if 0 < len(names) <= 20 else f"{len(names) or 'no'} clients"
-
-
 def added(
     run: Run,
     client: Client,
@@ -306,15 +299,6 @@ KEPT = ("batch_size", "head_optimizer", "head_init", "seed", "shared", "frozen")
 """Settings of the run that tuning goes by."""
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """What became of a client: as it is now, what it kept, and its rows for the history."""
-
-    client: TrainedClient
-    kept: dict[str, Any]
-    rows: list[Row]
-
-
 def personalized(run: Run, client: Client, how: Mapping[str, Any]) -> Run:
     """A copy of the run that has this client too, tuned; ``how`` is a table of personalize."""
     if not isinstance(client, Client):
@@ -334,19 +318,24 @@ def personalized(run: Run, client: Client, how: Mapping[str, Any]) -> Run:
         personalize=table,
         **{name: stored[name] for name in KEPT},
     )
-    tuned = _tuned(run, client, settings, stored["heads"], stored["head_own"])
-    clients = {**run.clients, client.name: tuned.client}
-    return replace(
-        run,
-        clients=clients,
-        manifest=_manifest(run, client, settings, tuned),
-        table=_history(run, client, tuned.rows),
-        folder=None,
-    )
+    tuned, kept, rows = _tuned(run, client, settings, stored["heads"], stored["head_own"])
+    history = History(sorted({*metric_columns(run.table.rows), *client.task.metrics}))
+    history.rows = [*run.table.rows, *rows]  # the run keeps its own table
+    manifest = copy.deepcopy(run.manifest)
+    manifest["clients"][client.name] = client_info(client)
+    manifest["blueprints"]["heads"][client.name] = describe(tuned.head)
+    if client.stem is not None:
+        manifest["blueprints"].setdefault("stems", {})[client.name] = describe(client.stem)
+    manifest.setdefault("personal", {})[client.name] = kept
+    manifest.setdefault("personalized", {})[client.name] = settings.personalize
+    clients = {**run.clients, client.name: tuned}
+    return replace(run, clients=clients, manifest=manifest, table=history, folder=None)
 
 
-def _tuned(run: Run, client: Client, settings: Settings, heads: str, head_own: Patterns) -> Tuned:
-    """Tune the client in a federation of its own.
+def _tuned(
+    run: Run, client: Client, settings: Settings, heads: str, head_own: Patterns
+) -> tuple[TrainedClient, dict[str, Any], list[Row]]:
+    """The client, tuned in a federation of its own, what it kept, and its rows for the history.
 
     ``heads`` and ``head_own`` are the run's: a new client begins with a head that others share.
     """
@@ -370,8 +359,7 @@ def _tuned(run: Run, client: Client, settings: Settings, heads: str, head_own: P
     own = before.network if before is not None else None
     if learned.network is not None:
         own = federation.shared_network(learned.network)
-    trained = TrainedClient.from_client(client, learned, own)
-    return Tuned(trained, kept, rows)
+    return TrainedClient.from_client(client, learned, own), kept, rows
 
 
 def _network(run: Run, name: str) -> nn.Module:
@@ -420,16 +408,14 @@ def _statistics(run: Run, name: str, network: nn.Module) -> dict[str, Tensor]:
     if name in run.clients:
         return statistics_of(name, run.clients[name], network)
     every = [statistics_of(other, one, network) for other, one in run.clients.items()]
-    own = statistics_of(name, TrainedClient(nn.Identity(), ""), network)
-    found = {key: [one[key] for one in every] or [value] for key, value in own.items()}
-    return {key: _mean(values) for key, values in found.items()}
-
-
-def _mean(values: Sequence[Tensor]) -> Tensor:
-    """The mean, in float64; of counts the first."""
-    if not values[0].is_floating_point():
-        return values[0]
-    return torch.stack([value.double() for value in values]).mean(dim=0).to(values[0].dtype)
+    found = statistics_of(name, TrainedClient(nn.Identity(), ""), network)
+    for key, own in found.items():
+        values = [one[key] for one in every] or [own]
+        found[key] = values[0]  # of counts the first
+        if own.is_floating_point():
+            mean = torch.stack([value.double() for value in values]).mean(dim=0)
+            found[key] = mean.to(values[0].dtype)
+    return found
 
 
 def _measured(run: Run, federation: Federation, before: str = "") -> list[Row]:
@@ -446,21 +432,3 @@ def _measured(run: Run, federation: Federation, before: str = "") -> list[Row]:
         for split, values in found.items()
         if values is not None
     ]
-
-
-def _history(run: Run, client: Client, rows: Sequence[Row]) -> History:
-    """The run's rows and the new ones; the run keeps its own table."""
-    history = History(sorted({*metric_columns(run.table.rows), *client.task.metrics}))
-    history.rows = [*run.table.rows, *rows]
-    return history
-
-
-def _manifest(run: Run, client: Client, settings: Settings, tuned: Tuned) -> dict[str, Any]:
-    manifest = copy.deepcopy(run.manifest)
-    manifest["clients"][client.name] = client_info(client)
-    manifest["blueprints"]["heads"][client.name] = describe(tuned.client.head)
-    if client.stem is not None:
-        manifest["blueprints"].setdefault("stems", {})[client.name] = describe(client.stem)
-    manifest.setdefault("personal", {})[client.name] = tuned.kept
-    manifest.setdefault("personalized", {})[client.name] = settings.personalize
-    return manifest

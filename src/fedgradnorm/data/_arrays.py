@@ -67,7 +67,8 @@ def client_from_arrays(
         client = with_splits(client, moved)
     if not (inputs or targets):
         return client
-    plain = isinstance(_sample(client.train[0]), torch.Tensor)
+    x = client.train[0]
+    plain = isinstance(x.first if isinstance(x, Streamed) else x, torch.Tensor)
     if inputs and not plain:
         raise ConfigError(
             f"client {name!r}: named inputs and sequences are not standardised where they are "
@@ -93,11 +94,6 @@ def client_from_arrays(
 def client_of(name: str, task: Task, pairs: Mapping[str, Any], **more: Any) -> Client:
     """A client from its splits by their names."""
     return Client(name, task, pairs["train"], pairs.get("test"), pairs.get("validation"), **more)
-
-
-def _sample(x: Any) -> Any:
-    """The inputs, or a row of those that are read batch by batch."""
-    return x.first if isinstance(x, Streamed) else x
 
 
 def scaled_pair(pair: Split, scaling: Scaling, *, inputs: bool = True) -> Pair:
@@ -231,15 +227,26 @@ def standardized_together(clients: Sequence[Client]) -> list[Client]:
     A column that a client does not have counts for nothing, and is 0 there. Targets stay as each
     client's own scaling left them.
     """
-    tables = [_plain_inputs(client) for client in clients]
+    tables = [client.train[0] for client in clients]
     for client, x in zip(clients, tables, strict=True):
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+            raise ConfigError(
+                f"client {client.name!r}: standardize = 'pooled' is for one table, image or signal "
+                "of numbers in memory; use standardize = true"
+            )
         if x.shape[1:] != tables[0].shape[1:]:
             raise DataError(
                 f"client {client.name!r}: its inputs have shape {tuple(x.shape[1:])} a row, those "
                 f"of {clients[0].name!r} {tuple(tables[0].shape[1:])}; standardize = 'pooled' "
                 "needs the same inputs at all clients"
             )
-    gone = torch.stack([_absent(client, x) for client, x in zip(clients, tables, strict=True)])
+    # Which numbers of a row come from columns that a client does not have.
+    shape = tables[0].shape[1:]
+    gone = torch.zeros(len(clients), shape[0], *[1] * (len(shape) - 1), dtype=torch.bool)
+    for own, client in zip(gone, clients, strict=True):
+        if isinstance(client.encoding, Encoding):
+            columns = client.encoding.columns
+            own[:] = torch.tensor([column.absent for column in columns for _ in column.names()])
     unknown = gone & ~gone.all(0)  # at others there are values
     known = [torch.where(own, torch.nan, x) for own, x in zip(unknown, tables, strict=True)]
     mean, deviation = moments_with_gaps(torch.cat(known), "x")
@@ -247,25 +254,6 @@ def standardized_together(clients: Sequence[Client]) -> list[Client]:
         _rescaled(client, Scaling(mean.where(~own, 0.0), deviation.where(~own, 1.0)))
         for client, own in zip(clients, gone, strict=True)
     ]
-
-
-def _plain_inputs(client: Client) -> torch.Tensor:
-    x = client.train[0]
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
-        raise ConfigError(
-            f"client {client.name!r}: standardize = 'pooled' is for one table, image or signal of "
-            "numbers in memory; use standardize = true"
-        )
-    return x
-
-
-def _absent(client: Client, x: torch.Tensor) -> torch.Tensor:
-    """Which numbers of a row come from columns that the client does not have."""
-    gone = torch.zeros(x.shape[1], *[1] * (x.ndim - 2), dtype=torch.bool)
-    if isinstance(client.encoding, Encoding):
-        columns = client.encoding.columns
-        gone[:] = torch.tensor([column.absent for column in columns for _ in column.names()])
-    return gone
 
 
 def _rescaled(client: Client, inputs: Scaling | None) -> Client:

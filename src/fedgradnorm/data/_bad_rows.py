@@ -87,7 +87,6 @@ def log_dropped(what: str, reasons: Sequence[str]) -> None:
 
 
 def tell_dropped(messages: list[str], source: object) -> None:
-    """Warn about rows left out of ``source``, in one line."""
     log_dropped(f"{source}: {len(messages)} bad rows left out", messages)
 
 

@@ -86,7 +86,10 @@ def cached(
     arrays, info = build()
     try:
         root.mkdir(parents=True, exist_ok=True)
-        _remove_stale(root)
+        for left in root.glob(".*-*"):  # by a process that was killed while it wrote
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                    shutil.rmtree(left, ignore_errors=True)
         _store(root, entry, arrays, info)
         return replace(_load(entry), fresh=True)
     except (OSError, ValueError) as error:
@@ -159,14 +162,6 @@ def _store(root: Path, entry: Path, arrays: Arrays, info: Mapping[str, object]) 
             shutil.rmtree(aside, ignore_errors=True)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _remove_stale(root: Path) -> None:
-    """Clear what a process killed while writing left behind, once nobody can still be writing."""
-    for folder in root.glob(".*-*"):
-        with suppress(OSError):
-            if time.time() - folder.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _text_digest(body: object) -> str:

@@ -96,7 +96,12 @@ def _values(where: str, part: memoryview) -> Any:
     (flag,) = struct.unpack_from("<I", flags)
     sizes, kinds = np.frombuffer(shape, "<i4").tolist(), {kind for kind, _ in content}
     if flag & 0xFF == _CELL and kinds <= {_MATRIX} and math.prod(sizes) == len(content):
-        return [_table(f"{where}{{{k}}}", own) for k, (_, own) in enumerate(content, 1)]
+        empty, inside = np.zeros((0, 0)), list[Any]()
+        for k, (_, own) in enumerate(content, 1):
+            inside.append(_values(f"{where}{{{k}}}", own) if own else empty)
+            if isinstance(inside[-1], list):
+                raise ValueError(f"{where}{{{k}}} is not a table of real numbers")
+        return inside
     numeric = flag & 0xFF in _NUMERIC and not flag & 0x0800  # complex
     if not numeric or len(sizes) != 2 or len(content) != 1 or content[0][0] not in _STORED:
         raise ValueError(f"{where} is not a table of real numbers")
@@ -104,13 +109,6 @@ def _values(where: str, part: memoryview) -> Any:
     if min(sizes) < 0 or len(numbers) != math.prod(sizes):
         raise ValueError(f"{where} has {len(numbers)} numbers, its shape is {sizes}")
     return np.ascontiguousarray(numbers.astype(np.float64).reshape(sizes, order="F"))
-
-
-def _table(where: str, part: memoryview) -> Matrix:
-    found: Matrix | list[Any] = _values(where, part) if part else np.zeros((0, 0))
-    if isinstance(found, list):
-        raise ValueError(f"{where} is not a table of real numbers")
-    return found
 
 
 def check_numbers(where: str, values: Matrix, good: NDArray[np.bool_], what: str) -> None:

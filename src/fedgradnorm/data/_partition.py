@@ -29,11 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TRIES = 100
-"""Random draws made before a request is given up."""
-
-MOST_PARTS = 100_000
-"""More parts than this, and than rows, are refused before a draw is made for them."""
+TRIES = 100  # random draws made before a request is given up
+MOST_PARTS = 100_000  # more, and more than rows, are refused before a draw is made for them
 
 
 @dataclass(frozen=True)
@@ -51,10 +48,19 @@ class Partitioner:
         """Disjoint, sorted row numbers of each part, from a label per row or their number."""
         who, given = type(self).__name__, labels_or_n
         labels = np.zeros(given) if isinstance(given, (int, np.integer)) else np.asarray(given)
-        if self.by_label:
-            labels = _class_labels(given, who)
-        elif not len(labels):
-            raise DataError(f"{who}: there are 0 rows; nothing to divide")
+        if not self.by_label:
+            if not len(labels):
+                raise DataError(f"{who}: there are 0 rows; nothing to divide")
+        elif isinstance(given, (int, np.integer)):
+            raise DataError(f"{who} divides by class and needs a label per row; use iid or size")
+        else:
+            labels = labels.astype(str) if labels.dtype.kind == "O" else labels
+            if labels.ndim != 1 or not len(labels):
+                shape = labels.shape
+                raise DataError(f"{who} needs one label per row, not an array of shape {shape}")
+            real = labels.dtype.kind == "f"
+            if real and not (np.isfinite(labels) & (labels == np.rint(labels))).all():
+                raise DataError(f"{who} needs class labels, not real numbers; use iid or size")
         parts = self._parts(labels, random_generator(seed))
         return [np.sort(part).astype(np.int64) for part in parts]
 
@@ -281,19 +287,6 @@ def divided(client: Client, partitioner: Partitioner, seed: int) -> list[Client]
         replace(client, name=f"{client.name}-{i}", task=task, train=rows_of(train, rows))
         for i, rows in enumerate(parts)
     ]
-
-
-def _class_labels(given: Labels | int, who: str) -> NDArray[Any]:
-    """One class label per row, or a DataError where there are none to go by."""
-    if isinstance(given, (int, np.integer)):
-        raise DataError(f"{who} divides by class and needs a label per row; use iid or size")
-    labels = np.asarray(given)
-    labels = labels.astype(str) if labels.dtype.kind == "O" else labels
-    if labels.ndim != 1 or len(labels) == 0:
-        raise DataError(f"{who} needs one label per row, not an array of shape {labels.shape}")
-    if labels.dtype.kind == "f" and not (np.isfinite(labels) & (labels == np.rint(labels))).all():
-        raise DataError(f"{who} needs class labels, not real numbers; use iid or size")
-    return labels
 
 
 def _classes(labels: NDArray[Any], rng: np.random.Generator) -> Iterator[tuple[Any, Rows]]:

@@ -38,9 +38,18 @@ def load_clients(
     plans = given.pop("partition", {})
     if not isinstance(plans, Mapping) or not all(isinstance(p, Mapping) for p in plans.values()):
         raise ConfigError(f"data.partition must be a table for each client, not {plans!r}")
-    return _partitioned(
-        _loaded(name, dict(given), progress, "seed" in options), plans, given["seed"]
-    )
+    clients = _loaded(name, dict(given), progress, "seed" in options)
+    for one in plans:
+        choose(one, [client.name for client in clients], "client in data.partition")
+    if not plans:
+        return clients
+    from fedgradnorm.data._partition import divided, partitioner
+
+    parts = [
+        divided(one, partitioner(plans[one.name]), given["seed"]) if one.name in plans else [one]
+        for one in clients
+    ]
+    return [client for part in parts for client in part]
 
 
 def _loaded(
@@ -65,23 +74,6 @@ def _loaded(
     if not isinstance(clients, list) or not all(isinstance(one, Client) for one in clients):
         raise ConfigError(f"{what} must return a list of fgn.Client, not {shown(clients)}")
     return clients
-
-
-def _partitioned(
-    clients: list[Client], plans: Mapping[str, Mapping[str, Any]], seed: int
-) -> list[Client]:
-    """The clients, with those that ``plans`` names shared out to several."""
-    for name in plans:
-        choose(name, [client.name for client in clients], "client in data.partition")
-    made: list[Client] = []
-    for client in clients:
-        if client.name in plans:
-            from fedgradnorm.data._partition import divided, partitioner
-
-            made += divided(client, partitioner(plans[client.name]), seed)
-        else:
-            made.append(client)
-    return made
 
 
 def anchored(name: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -124,9 +124,15 @@ def prepare(
     for split, counts in info["rows"].items():
         logger.info("MTFL %s: %s (%s)", split, counts, "decoded" if prepared.fresh else "cached")
     # Kept once, in [0, 1]: the same cache serves both units.
-    scale = np.float32(SIZE if landmarks == "pixels" else 1)
-    train, test = (_face_set(prepared.arrays, split, scale) for split in ANNOTATIONS)
-    return MTFL(train, test, info, prepared.fresh, prepared.folder)
+    scale, sets = np.float32(SIZE if landmarks == "pixels" else 1), list[FaceSet]()
+    for split in ANNOTATIONS:
+        images, points, labels, rows, paths = (
+            prepared.arrays[f"{split}_{name}"]
+            for name in ("images", "landmarks", "labels", "rows", "paths")
+        )
+        by_name = {name: np.array(labels[:, column]) for column, name in enumerate(CLASSES)}
+        sets.append(FaceSet(images, np.asarray(points * scale), by_name, paths, rows))
+    return MTFL(sets[0], sets[1], info, prepared.fresh, prepared.folder)
 
 
 def clients(
@@ -205,17 +211,6 @@ def _build(
             arrays |= {f"{split}_{name}": array for name, array in made.items()}
             done += len(table.paths)
     return arrays, {"rows": rows, "seconds": round(time.perf_counter() - start, 3)}
-
-
-def _face_set(arrays: Mapping[str, NDArray[Any]], split: str, scale: np.float32) -> FaceSet:
-    labels = arrays[f"{split}_labels"]
-    return FaceSet(
-        images=arrays[f"{split}_images"],
-        landmarks=np.asarray(arrays[f"{split}_landmarks"] * scale),
-        labels={name: np.array(labels[:, column]) for column, name in enumerate(CLASSES)},
-        paths=arrays[f"{split}_paths"],
-        rows=arrays[f"{split}_rows"],
-    )
 
 
 def _reader(path: Path, archive: zipfile.ZipFile) -> Callable[[str], bytes]:
@@ -339,11 +334,10 @@ def _row(line: bytes) -> tuple[str, list[float], list[int]]:
     points = [_number(value, "landmark") for value in text[1:11]]
     if points[0] == points[1] and points[5] == points[6]:
         raise ValueError("both eyes are the same point")
-    classes = [
-        _label(value, column, len(CLASSES[column]))
-        for value, column in zip(text[11:], CLASSES, strict=True)
-    ]
-    return member_path(text[0]), points, classes
+    for value, (column, classes) in zip(text[11:], CLASSES.items(), strict=True):
+        if value not in map(str, range(1, len(classes) + 1)):
+            raise ValueError(f"{column} is {shown(value)}; it must be 1 .. {len(classes)}")
+    return member_path(text[0]), points, [int(value) - 1 for value in text[11:]]
 
 
 def _number(text: str | None, what: str) -> float:
@@ -351,12 +345,6 @@ def _number(text: str | None, what: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{what} {shown(text)} is not a finite number")
     return value
-
-
-def _label(text: str, column: str, classes: int) -> int:
-    if text not in map(str, range(1, classes + 1)):
-        raise ValueError(f"{column} is {shown(text)}; it must be 1 .. {classes}")
-    return int(text) - 1
 
 
 def _crop_faces(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import difflib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -119,16 +119,11 @@ def _labels(network: nn.Module) -> dict[str, list[str]]:
     first = {id(p): name for name, p in network.named_parameters()}
     found: dict[str, list[str]] = {name: [] for name in first.values()}
     for name, parameter in network.named_parameters(remove_duplicate=False):
-        layers = list(_layers(name))
+        names = name.split(".")  # the layers that it is in, the innermost first
+        layers = [".".join(names[:end]) for end in range(len(names) - 1, 0, -1)]
         kinds = [type(modules[layer]).__name__ for layer in layers if layer in modules]
         found[first[id(parameter)]] += [name, *layers, *kinds]
     return found
-
-
-def _layers(name: str) -> Iterator[str]:
-    """The names of the layers that a parameter is in, the innermost first."""
-    while name := name.rpartition(".")[0]:
-        yield name
 
 
 def _matched(labels: Mapping[str, Sequence[str]], patterns: Sequence[str], what: str) -> set[str]:
@@ -138,20 +133,15 @@ def _matched(labels: Mapping[str, Sequence[str]], patterns: Sequence[str], what:
         bare = pattern.removeprefix("!")
         hit = {name for name, own in labels.items() if any(fnmatchcase(o, bare) for o in own)}
         if not hit:
-            raise ConfigError(_nothing(what, bare, labels))
+            known = list(dict.fromkeys(label for own in labels.values() for label in own))
+            near = difflib.get_close_matches(bare.strip("*"), known, n=3, cutoff=0.5)
+            hint = f"; near it: {', '.join(near)}" if near else ""
+            raise ConfigError(
+                f"{what} = {bare!r} matches no parameter of the network{hint} "
+                f"(its parameters: {_some(list(labels))})"
+            )
         chosen = chosen - hit if pattern.startswith("!") else chosen | hit
     return chosen
-
-
-def _nothing(what: str, pattern: str, labels: Mapping[str, Sequence[str]]) -> str:
-    """Why a pattern is refused, with what is nearest to it."""
-    known = list(dict.fromkeys(label for own in labels.values() for label in own))
-    near = difflib.get_close_matches(pattern.strip("*"), known, n=3, cutoff=0.5)
-    hint = f"; near it: {', '.join(near)}" if near else ""
-    return (
-        f"{what} = {pattern!r} matches no parameter of the network{hint} "
-        f"(its parameters: {_some(list(labels))})"
-    )
 
 
 def _some(names: Sequence[str], letters: int = 120) -> str:

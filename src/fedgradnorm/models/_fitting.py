@@ -12,8 +12,8 @@ from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ModelError
-from fedgradnorm.models._given_inputs import check_fits
-from fedgradnorm.models._input_rows import Inputs, call, leaves
+from fedgradnorm.models._given_inputs import check_fits, form_words
+from fedgradnorm.models._input_rows import Inputs, call, leaves, row_form
 from fedgradnorm.models._networks import linear_head
 from fedgradnorm.models._streamed import Streamed
 
@@ -67,8 +67,9 @@ def representation(network: nn.Module, x: Inputs, client: str) -> tuple[int, ...
     except Exception as error:
         raise ModelError(
             f"client {client!r}: the shared network cannot take inputs of shape "
-            f"{_shape(x)}: {str(error).splitlines()[0]}; clients of one network have inputs of one "
-            "shape, so change the network or the inputs, or give this client a stem of its own"
+            f"{form_words(row_form(x))}: {str(error).splitlines()[0]}; clients of one network have "
+            "inputs of one shape, so change the network or the inputs, or give this client a stem "
+            "of its own"
         ) from error
     finally:
         network.train(was_training)
@@ -119,10 +120,6 @@ def _needs_head(client: str, row: tuple[int, ...]) -> ModelError:
         f"client {client!r}: the shared network returns {(2, *row)} for 2 rows; a head needs "
         "(rows, features): end the network with nn.Flatten(), or give the client a head of its own"
     )
-
-
-def _shape(x: Inputs) -> str:
-    return str(tuple(x.shape[1:]) if isinstance(x, Tensor) else x.form())
 
 
 def own_head(head: object, client: str) -> nn.Module:

@@ -211,12 +211,8 @@ def sequences(rows: Any, lengths: Any = None) -> Sequences:
 
 def call(network: nn.Module, x: Inputs) -> Tensor:
     """What the network makes of the rows: named inputs are keyword arguments."""
-    output: Tensor
-    if isinstance(x, Tensor):
-        output = network(x)
-    else:
-        positional, named = x.arguments()
-        output = network(*positional, **named)
+    positional, named = call_arguments(x)
+    output: Tensor = network(*positional, **named)
     return output
 
 

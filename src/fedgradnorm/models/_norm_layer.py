@@ -77,18 +77,16 @@ def _last_layer(network: nn.Module, x: Inputs) -> tuple[str, ...]:
             if any(p in reached and p.ndim >= least for p in module.parameters(recurse=False))
         ]
         ran = [name for name in order if name in owners] or owners
-        if layers := [name for name in ran if not any(_inside(other, name) for other in ran)]:
+        # A module's own name is the beginning of those inside it; the root's is empty.
+        starts = {name: f"{name}." if name else "" for name in ran}
+        inner = {n: any(o != n and o.startswith(starts[n]) for o in ran) for n in ran}
+        if layers := [name for name in ran if not inner[name]]:
             own = set(modules[layers[-1]].parameters(recurse=False))
             return tuple(name for name, p in named.items() if p in own)
     raise ModelError(
         "the shared network's output has no gradient for any of its trainable parameters: nothing "
         "to learn; look for detach() or no_grad() in its forward pass"
     )
-
-
-def _inside(name: str, other: str) -> bool:
-    """Whether a module is part of another, by their names; the root's name is empty."""
-    return name != other and (not other or name.startswith(f"{other}."))
 
 
 def _traced(network: nn.Module, x: Inputs) -> tuple[list[str], set[nn.Parameter]]:

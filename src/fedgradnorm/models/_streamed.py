@@ -121,7 +121,9 @@ class DatasetSource(Source):
         for row, item in zip(rows.tolist(), items, strict=True):
             if self.pairs is not (isinstance(item, (tuple, list)) and len(item) == 2):
                 wanted = "a pair (x, y)" if self.pairs else "inputs alone, as y is given separately"
-                raise DataError(f"{self.place(row)}: expected {wanted}, not {_kind(item)}")
+                count = f" of {len(item)}" if isinstance(item, (tuple, list)) else ""
+                given = type(item).__name__ + count
+                raise DataError(f"{self.place(row)}: expected {wanted}, not {given}")
         if not self.pairs:
             return self._stacked(rows, items, "x"), None
         x, y = ([item[part] for item in items] for part in (0, 1))
@@ -160,11 +162,6 @@ class DatasetSource(Source):
                 f"{int(rows[0])} {shapes[0]}; all items must have one shape"
             )
         return torch.stack(arrays) if isinstance(arrays[0], Tensor) else np.stack(arrays)
-
-
-def _kind(item: Any) -> str:
-    count = f" of {len(item)}" if isinstance(item, (tuple, list)) else ""
-    return type(item).__name__ + count
 
 
 def as_source(x: Any) -> Source | None:
@@ -428,7 +425,8 @@ def pair_of(feed: Feed, y: Targets | None) -> tuple[Streamed, Targets]:
 
 def subset(x: Streamed, y: Targets, rows: NDArray[np.int64]) -> tuple[Streamed, Targets]:
     """Some rows of a split, by number, of which nothing is read."""
-    return pair_of(x.feed.subset(rows), y[torch.from_numpy(rows)] if _in_memory(y) else None)
+    own = y[torch.from_numpy(rows)] if isinstance(y, Tensor) else None
+    return pair_of(x.feed.subset(rows), own)
 
 
 def changed(
@@ -439,11 +437,7 @@ def changed(
         change_x=(*x.feed.change_x, *([of_x] if of_x else [])),
         change_y=(*x.feed.change_y, *([of_y] if of_y else [])),
     )
-    return pair_of(feed, (of_y(y) if of_y else y) if _in_memory(y) else None)
-
-
-def _in_memory(y: Targets) -> bool:
-    return isinstance(y, Tensor)
+    return pair_of(feed, (of_y(y) if of_y else y) if isinstance(y, Tensor) else None)
 
 
 def pieces(x: Streamed, y: Targets, rows: int) -> Iterator[tuple[Inputs, Tensor]]:

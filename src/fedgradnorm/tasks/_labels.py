@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.tasks._targets import is_na
 from fedgradnorm.tasks._task import Task
 
 
@@ -81,7 +82,8 @@ class LabelMap:
                 f"{source}: labels of an ordinal task must be numbers, which have an order, not "
                 f"{found.names[0]!r}; or list them in their order: labels = [...]"
             )
-        if classes is not None and found._counts_below(classes):
+        values = [float(name) for name in found.names] if found.numeric else [-1.0]
+        if classes is not None and all(v.is_integer() and 0 <= v < classes for v in values):
             found = replace(found, names=tuple(map(str, range(classes))))
         names = found.names
         if len(names) < 2:
@@ -101,11 +103,6 @@ class LabelMap:
                 f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}; " + way_out
             )
         return found
-
-    def _counts_below(self, classes: int) -> bool:
-        """Whether all are whole numbers from 0 to below ``classes``."""
-        values = [float(name) for name in self.names] if self.numeric else [-1.0]
-        return all(v.is_integer() and 0 <= v < classes for v in values)
 
     def codes(self, labels: Sequence[str]) -> list[int | None]:
         """The class number of each label, None where it is unknown."""
@@ -162,7 +159,7 @@ def texts_of(y: Any) -> list[str] | None:
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.ndim != 1 or not any(isinstance(label, str) for label in array):
         return None
-    texts = ["" if _is_nothing(label) else label for label in array]
+    texts = ["" if label is None or label != label or is_na(label) else label for label in array]
     return [text.strip() for text in texts] if all(isinstance(t, str) for t in texts) else None
 
 
@@ -188,7 +185,3 @@ def numbered(task: Task, names: Sequence[str] | None, y: Any, where: str) -> Any
                 "classification(labels=[...])"
             )
     return np.array([np.nan if code is None else code for code in codes])
-
-
-def _is_nothing(value: object) -> bool:
-    return value is None or value != value or type(value).__name__ in ("NAType", "NaTType")

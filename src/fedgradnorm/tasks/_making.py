@@ -53,7 +53,7 @@ def classification(
     >>> classification(labels=["no", "yes"]).outputs
     2
     """
-    names = _listed(labels)
+    names = None if labels is None else LabelMap.listed(labels, "labels").names
     if names is not None:
         if classes is not None and classes != len(names):
             raise ConfigError(f"{len(names)} labels for {classes!r} classes; leave classes out")
@@ -88,7 +88,7 @@ def binary(
     >>> binary().outputs
     1
     """
-    names = _listed(labels)
+    names = None if labels is None else LabelMap.listed(labels, "labels").names
     if names is not None and len(names) != 2:
         raise ConfigError(f"a binary task has two labels, not {len(names)}; use classification")
     if pos_weight is not None:
@@ -203,10 +203,6 @@ def _task(
     own = usual.loss if loss is None else loss
     form = checked_shape(shape)
     return Task(kind, outputs, own, measured, loss_scale, name, form, judged_by=first)
-
-
-def _listed(labels: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if labels is None else LabelMap.listed(labels, "labels").names
 
 
 def _only_one(loss: LossFunction | None, what: str) -> None:

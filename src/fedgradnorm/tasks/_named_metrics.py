@@ -59,15 +59,6 @@ class Answers:
         sized = {size: self.kind.names(self.outputs), **options} if size else {}
         return _call("classification", f"{family}_{name}", given, self.truth, **sized)
 
-    def rankable(self) -> Tensor:
-        """Which classes or labels some rows have, and some have not."""
-        truth = self.truth
-        if self.kind.family == "multiclass":
-            ones = truth.bincount(minlength=self.kind.names(self.outputs))
-        else:
-            ones = truth.reshape(len(truth), -1).sum(dim=0)
-        return (ones > 0) & (ones < len(truth))
-
 
 Measure = Callable[[Answers], Tensor]
 MetricFunction = TypeVar("MetricFunction", bound=Metric)
@@ -87,7 +78,12 @@ def _ranking(name: str, guess: float) -> Measure:
     """A function of probabilities, averaged over the classes that can be ranked."""
 
     def measure(split: Answers) -> Tensor:
-        usable = split.rankable()
+        truth = split.truth
+        if split.kind.family == "multiclass":
+            ones = truth.bincount(minlength=split.kind.names(split.outputs))
+        else:
+            ones = truth.reshape(len(truth), -1).sum(dim=0)
+        usable = (ones > 0) & (ones < len(truth))  # some rows have it, and some have not
         if not usable.any():
             return split.output.new_tensor(guess)
         return split.by_class(name, split.probability, average="none").reshape(-1)[usable].mean()
@@ -274,18 +270,14 @@ def by_name(names: Any, kind: Kind, outputs: int) -> Mapping[str, Any]:
             found[name] = usual[name]
         elif METRICS[name].function is not None:
             found[name] = METRICS[name].function
+        elif importlib.util.find_spec("torchmetrics") is None:
+            raise ConfigError(
+                f"metric {name!r} needs torchmetrics: pip install 'fedgradnorm[metrics]', or give "
+                "a function of your own, metrics={'name': function}"
+            )
         else:
-            _check_installed(name)
             found[name] = NamedMetric(name, kind.name, outputs)
     return found
-
-
-def _check_installed(name: str) -> None:
-    if importlib.util.find_spec("torchmetrics") is None:
-        raise ConfigError(
-            f"metric {name!r} needs torchmetrics: pip install 'fedgradnorm[metrics]', or give a "
-            "function of your own, metrics={'name': function}"
-        )
 
 
 def _call(package: str, name: str, *given: Tensor, **options: Any) -> Tensor:

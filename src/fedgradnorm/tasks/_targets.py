@@ -68,15 +68,17 @@ def positions(values: Tensor) -> Tensor:
 
 def numbers_with_gaps(values: NDArray[Any]) -> NDArray[Any]:
     """Objects as numbers, NaN where None or pandas' NA stands; as they are if some are none."""
-    nothing = np.array([_is_nothing(value) for value in values.flat]).reshape(values.shape)
+    nothing = np.array([value is None or is_na(value) for value in values.flat])
+    nothing = nothing.reshape(values.shape)
     try:
         return np.where(nothing, np.nan, np.where(nothing, 0, values).astype(np.float64))
     except (TypeError, ValueError):
         return values
 
 
-def _is_nothing(value: object) -> bool:
-    return value is None or type(value).__name__ in ("NAType", "NaTType")
+def is_na(value: object) -> bool:
+    """Whether it is pandas' NA or NaT, asked without pandas."""
+    return type(value).__name__ in ("NAType", "NaTType")
 
 
 def checked_shape(shape: object) -> Shape:

@@ -296,7 +296,8 @@ class Task:
         try:
             losses = self.loss_function(self.outputs_of(output), self.whole(without_gaps(target)))
         except Exception as error:  # code of others may raise anything
-            raise ConfigError(f"its loss fails: {_reason(error)}; correct the loss") from error
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(f"its loss fails: {reason}; correct the loss") from error
         fitting = ((), (rows,), (rows, *self.shape))
         if not isinstance(losses, Tensor) or tuple(losses.shape) not in fitting:
             raise ConfigError(
@@ -356,7 +357,3 @@ def are_numbers(labels: Sequence[str]) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -213,22 +213,17 @@ def streamed_rows(reader: Reader, path: Any, bad: BadRows[int]) -> FileRows:
         )
     keys = {key: target.y_key or reader.arrays.y_key for key, target in reader.targets.items()}
     x = ArraySource(mapped(path / f"{x_key}.npy"), str(path / f"{x_key}.npy"))
-    arrays = {key: _whole_array(path / f"{name}.npy") for key, name in keys.items()}
+    arrays = {key: mapped(path / f"{name}.npy") for key, name in keys.items()}
     for key, y in arrays.items():
+        if y.shape:
+            check_read(y, len(y), f"{path / keys[key]}.npy, read at once,")
         if y.ndim == 0 or len(x) != len(y):
             raise DataError(
                 f"{path}: {x_key!r} has {len(x)} rows, {keys[key]!r} has shape {y.shape}; they "
                 "need one row per sample each"
             )
+        arrays[key] = np.array(y)
     return array_rows(path, Streamed(Feed(x, str(path))), arrays, keys, reader.targets, bad)
-
-
-def _whole_array(path: Path) -> NDArray[Any]:
-    """An array of targets, if it fits in memory."""
-    y = mapped(path)
-    if y.shape:
-        check_read(y, len(y), f"{path}, read at once,")
-    return np.array(y)
 
 
 def _parquet_rows(reader: Reader, path: Path, bad: BadRows[int]) -> FileRows:
@@ -298,17 +293,6 @@ def _mapped_columns(path: Path, names: Sequence[str], schema: Any, size: int) ->
         return cached("parquet", key, build).arrays["x"]
 
 
-def _write_columns(file: Any, names: Sequence[str], array: Any) -> None:
-    """Some columns of a Parquet file, in pieces."""
-    start, rows = 0, max(1, NUMBERS // len(names))
-    for batch in file.iter_batches(rows, columns=list(names), use_threads=False):
-        end = start + batch.num_rows
-        for k, name in enumerate(names):
-            column = batch.column(batch.schema.get_field_index(name))
-            array[start:end, k] = column.to_numpy(zero_copy_only=False).astype(array.dtype)
-        start = end
-
-
 def _written(path: Path, names: Sequence[str], place: Path, dtype: np.dtype[Any], size: int) -> Any:
     import pyarrow
     from pyarrow import parquet
@@ -317,7 +301,14 @@ def _written(path: Path, names: Sequence[str], place: Path, dtype: np.dtype[Any]
     array = np.lib.format.open_memmap(place, mode="w+", dtype=dtype, shape=shape)
     with parquet.ParquetFile(path) as file:
         for first in range(0, len(names), COLUMNS):
-            _write_columns(file, names[first : first + COLUMNS], array[:, first : first + COLUMNS])
+            start, some = 0, list(names[first : first + COLUMNS])
+            rows = max(1, NUMBERS // len(some))
+            for batch in file.iter_batches(rows, columns=some, use_threads=False):
+                end = start + batch.num_rows
+                for k, name in enumerate(some, first):
+                    column = batch.column(batch.schema.get_field_index(name))
+                    array[start:end, k] = column.to_numpy(zero_copy_only=False).astype(dtype)
+                start = end
     pyarrow.default_memory_pool().release_unused()
     array.flush()
     return array

@@ -345,8 +345,15 @@ class Encoding:
         for column in self.columns:
             own = np.asarray(read[column.name])
             codes = np.full(len(own), np.nan) if column.absent else column.coded(own)
-            if isinstance(column, CategoryColumn):
-                _tell_unknown(column, own, codes == UNKNOWN, where)
+            unknown = codes == UNKNOWN
+            if isinstance(column, CategoryColumn) and unknown.any():
+                names = sorted(Counter(own[unknown].tolist()))
+                some = ", ".join(map(shown, names[:SHOWN])) + ", ..." * (len(names) > SHOWN)
+                log.warning(
+                    "%s: column %r is %s in %d of %d rows, which is none of its categories; there "
+                    "all numbers of the column are 0",
+                    *(where, column.name, some, int(unknown.sum()), len(unknown)),
+                )
             found.append(codes)
         return torch.from_numpy(np.stack(found, axis=1))
 
@@ -392,21 +399,6 @@ class Encoding:
         except Exception as error:  # a damaged table may fail anywhere
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:100]
             raise DataError(f"its encoding cannot be read ({reason})") from error
-
-
-def _tell_unknown(
-    column: Column, texts: NDArray[Any], unknown: NDArray[np.bool_], where: str
-) -> None:
-    """Say in the log which categories were not known, and what becomes of them."""
-    if unknown.any():
-        found = Counter(texts[unknown].tolist())
-        some = ", ".join(shown(name) for name in sorted(found)[:SHOWN])
-        log.warning(
-            "%s: column %r is %s%s in %d of %d rows, which is none of its categories; there all "
-            "numbers of the column are 0",
-            *(where, column.name, some, ", ..." if len(found) > SHOWN else ""),
-            *(int(unknown.sum()), len(unknown)),
-        )
 
 
 def _read(column: Column, given: Any, where: str) -> NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -234,7 +234,13 @@ def load(
 ) -> Client:
     """Divide the rows of each split's file, and make the client of them."""
     parts = split.parts(name, read, seed)
-    _tell_dropped(name, read.values())
+    reasons = [
+        f"{why} [{Path(rows.places.bad.source).name}]"
+        for rows in read.values()
+        for _, why in sorted(rows.places.bad.reasons.items())
+    ]
+    total = sum(len(rows.places.numbers) for rows in read.values())
+    log_dropped(f"client {name!r}: dropped {len(reasons)} of {total} rows", reasons)
     labels = {k: label_map(read, k, one) for k, one in reader.targets.items() if one.counted}
     x = {part: rows.inputs_at(at) for part, (rows, at) in parts.items()}
     encoding, columns = None, read["train"].inputs
@@ -320,15 +326,3 @@ def _joined(name: str, clients: Mapping[str, Client], standardize: Standardize) 
         columns=first.columns,
         encoding=first.encoding,
     )
-
-
-def _tell_dropped(name: str, files: Collection[FileRows]) -> None:
-    """One line in the log about all rows that were left out of the client's files."""
-    reasons = [
-        f"{why} [{Path(rows.places.bad.source).name}]"
-        for rows in files
-        for _, why in sorted(rows.places.bad.reasons.items())
-    ]
-    total = sum(len(rows.places.numbers) for rows in files)
-    what = f"client {name!r}: dropped {len(reasons)} of {total} rows"
-    log_dropped(what, reasons)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -269,7 +268,14 @@ def _clock(rows: FileRows, name: str) -> tuple[Callable[[Any], float], NDArray[n
     cells = rows.marks[name]
     empty = np.array(each(is_missing, cells), dtype=bool)
     for clock in (_finite, seconds):
-        times = np.array(each(partial(_when, clock), cells), dtype=np.float64)
+
+        def when(cell: Any, clock: Callable[[Any], float] = clock) -> float:
+            try:
+                return clock(cell)
+            except (TypeError, ValueError, OverflowError, AttributeError):
+                return math.nan
+
+        times = np.array(each(when, cells), dtype=np.float64)
         wrong = np.flatnonzero(np.isnan(times) & ~empty)
         if not len(wrong):
             break
@@ -283,11 +289,3 @@ def _finite(cell: Any) -> float:
     if not math.isfinite(value):
         raise ValueError
     return value
-
-
-def _when(clock: Callable[[Any], float], cell: Any) -> float:
-    """When; NaN where that cannot be told."""
-    try:
-        return clock(cell)
-    except (TypeError, ValueError, OverflowError, AttributeError):
-        return math.nan

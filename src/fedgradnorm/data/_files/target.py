@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from fedgradnorm._checks import finite, shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._files.tables import FileRows, coded_labels
+from fedgradnorm.data._files.tables import FileRows, coded_labels, number_of
 from fedgradnorm.tasks._kind import KINDS
 from fedgradnorm.tasks._labels import LabelMap
 from fedgradnorm.tasks._making import (
@@ -202,7 +203,8 @@ def _learned(train: FileRows, key: str, plan: Target) -> LabelMap:
     labels, source = _labels(train, key), train.places.bad.source
     if not labels:
         raise DataError(f"{source}: no row has a label; check the column of targets")
-    fractions = [text for text in set(labels) if _is_fraction(text)]
+    values = {text: number_of(text) for text in set(labels)}
+    fractions = [text for text, v in values.items() if not (math.isnan(v) or v.is_integer())]
     if plan.class_count is None and len(fractions) > MOST_FRACTIONS:
         raise DataError(
             f"{source}: {len(fractions)} different numbers such as {max(fractions)} are no "
@@ -210,13 +212,6 @@ def _learned(train: FileRows, key: str, plan: Target) -> LabelMap:
         )
     known = LabelMap.fit(labels, plan.class_count, source, plan.task)
     return known if plan.positive is None else known.ending_with(str(plan.positive), source)
-
-
-def _is_fraction(text: str) -> bool:
-    try:
-        return not float(text).is_integer()
-    except ValueError:
-        return False
 
 
 def _unseen(rows: FileRows, key: str, plan: Target, known: LabelMap, text: str) -> DataError:

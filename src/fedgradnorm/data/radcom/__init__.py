@@ -158,20 +158,16 @@ def clients(
         start = number * each if allocation == "disjoint" else 0
         splits = _split(name, rows[start : start + each], test_share, validation_share)
         if not inputs or allocation == "disjoint":  # shared rows are held in memory once
-            inputs = {split: _windows(data, at, level) for split, at in splits.items()}
+            for split, at in splits.items():
+                iq = data.iq[at]
+                if level == "unit" and not data.synthetic:
+                    power = 2 * np.square(iq, dtype=np.float64).mean(axis=1, keepdims=True)
+                    iq = (iq / np.sqrt(np.where(power > 0, power, 1))).astype(np.float32)
+                inputs[split] = torch.from_numpy(iq)
         task, target, labels = _learned(name, data, anomaly_below, scales.get(name, 1.0))
         pairs = {split: (inputs[split], target[at]) for split, at in splits.items()}
         made.append(client_of(name, task, pairs, labels=labels))
     return made
-
-
-def _windows(data: RadCom, at: Rows, level: str) -> torch.Tensor:
-    """Some rows of the inputs; those of a file are scaled to mean power 1."""
-    iq = data.iq[at]
-    if level == "unit" and not data.synthetic:
-        power = 2 * np.square(iq, dtype=np.float64).mean(axis=1, keepdims=True)
-        iq = (iq / np.sqrt(np.where(power > 0, power, 1))).astype(np.float32)
-    return torch.from_numpy(iq)
 
 
 def _learned(
