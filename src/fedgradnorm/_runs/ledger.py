@@ -148,7 +148,12 @@ class Ledger:
                 return
             self._append(path, {**self._header, "id": secrets.token_hex(16)}, None)
             return
-        self._drop_unfinished(path, own)
+        # A line that a kill cut short is removed: what it charges was never released.
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        known = own.read_text("utf-8").strip() if own.is_file() else ""
+        if whole != data and whole and _hash(whole.rstrip(b"\n").rpartition(b"\n")[2]) == known:
+            os.truncate(path, len(whole))
         self._catch_up()
         if self.lost:
             return
@@ -156,15 +161,6 @@ class Ledger:
         for file in [own, *witnesses] if self.charges or own.exists() else witnesses:
             if not file.is_file() or not self.has_seen(file.read_text("utf-8").strip()):
                 self.lost = f"{path} is older than {file}, or belongs to other data"
-
-    def _drop_unfinished(self, path: Path, own: Path) -> None:
-        """Remove a line that a kill cut short: what it charges was never released."""
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        known = own.read_text("utf-8").strip() if own.is_file() else ""
-        if whole != data and whole and _hash(whole.rstrip(b"\n").rpartition(b"\n")[2]) == known:
-            with path.open("r+b") as file:
-                file.truncate(len(whole))
 
     def _catch_up(self) -> None:
         """Read the lines that are new: at the start all, later those of other processes."""

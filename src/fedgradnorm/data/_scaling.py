@@ -107,8 +107,7 @@ class Scaling:
         return replace(self, input_mean=self.input_mean[index], input_std=self.input_std[index])
 
     def state_dict(self) -> dict[str, Tensor]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Scaling:

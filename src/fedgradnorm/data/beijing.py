@@ -21,8 +21,7 @@ from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._arrays import How, chosen, client_of, random_generator, scaled, split_shares
 from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
-from fedgradnorm.data._files.loading import numbers
-from fedgradnorm.data._files.tables import Cells, each, read_table, text_of
+from fedgradnorm.data._files.tables import Cells, each, numbers, read_table, text_of
 from fedgradnorm.data._paths import find_data, opened_zip
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification, regression
@@ -171,10 +170,22 @@ def _hours(
 ) -> tuple[Times, NDArray[np.float64], NDArray[np.float64]]:
     """A station's hours in order of time, the inputs and the target; a gap is NaN."""
     weather = INPUTS[:4]
-    table = read_table(file, [*_TIME, *weather, _COLUMNS[task]], bad)
-    time = _times(table)
+    table, column = read_table(file, [*_TIME, *weather, _COLUMNS[task]], bad), _COLUMNS[task]
+    parts = pd.DataFrame({name: numbers(table, name) for name in _TIME})
+    time = pd.to_datetime(parts, errors="coerce").to_numpy("M8[h]")
+    time = np.where(parts["hour"].between(0, 23), time, np.datetime64("NaT"))
+    for at in np.flatnonzero(np.isnat(time)).tolist():
+        table.places.report(at, f"{parts.iloc[at].to_dict()} is no hour")
     columns = [numbers(table, name) for name in weather]
-    y = _target(table, task)
+    if task == "wind":
+        known, texts = dict(zip(DIRECTIONS, range(16), strict=True)), each(text_of, table[column])
+        for at, text in enumerate(texts):
+            if text and text not in known:
+                table.places.report(at, f"column {column!r} is {shown(text)}, not a wind direction")
+        y = np.array([known.get(text, np.nan) for text in texts])
+    else:
+        y = numbers(table, column)
+        y = np.where(np.isnan(y), np.nan, y > 0) if task == "rain" else y
     kept = table.places.good()
     if not len(kept):
         raise DataError(f"{file}: no rows left to use; download it again")
@@ -186,30 +197,6 @@ def _hours(
     of_year = (day - day.astype("M8[Y]")).astype(np.float64) / 365.25
     turns = [turn(2 * np.pi * part) for part in (of_day, of_year) for turn in (np.sin, np.cos)]
     return time, np.stack([*(column[kept] for column in columns), *turns], axis=1), y
-
-
-def _times(table: Cells) -> Times:
-    """Year, month, day and hour as one time; what is no hour is reported."""
-    parts = pd.DataFrame({name: numbers(table, name) for name in _TIME})
-    time = pd.to_datetime(parts, errors="coerce").to_numpy("M8[h]")
-    time = np.where(parts["hour"].between(0, 23), time, np.datetime64("NaT"))
-    for at in np.flatnonzero(np.isnat(time)).tolist():
-        table.places.report(at, f"{parts.iloc[at].to_dict()} is no hour")
-    return time
-
-
-def _target(table: Cells, task: str) -> NDArray[np.float64]:
-    """What the client is to predict."""
-    column = _COLUMNS[task]
-    if task != "wind":
-        values = numbers(table, column)
-        return np.where(np.isnan(values), np.nan, values > 0) if task == "rain" else values
-    known = {name: float(number) for number, name in enumerate(DIRECTIONS)}
-    texts = each(text_of, table[column])
-    for at, text in enumerate(texts):
-        if text and text not in known:
-            table.places.report(at, f"column {column!r} is {shown(text)}, not a wind direction")
-    return np.array([known.get(text, np.nan) for text in texts])
 
 
 def _check_order(file: Path, table: Cells, time: Times, kept: NDArray[np.int64]) -> None:

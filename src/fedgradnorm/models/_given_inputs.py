@@ -141,29 +141,20 @@ def check_fits(
         bad = leaf.to(dtype).to(leaf.dtype) != leaf if whole else leaf.abs() > limit
         if bad.any():
             place = bad.nonzero()[0].tolist()
-            raise _misfit(where, f"{name}[{key!r}]" if key else name, leaf, place, dtype, columns)
-
-
-def _misfit(
-    where: str,
-    name: str,
-    values: Tensor,
-    place: list[int],
-    dtype: torch.dtype,
-    columns: Sequence[str] | None,
-) -> DataError:
-    value, kind = values[tuple(place)].item(), str(dtype).removeprefix("torch.")
-    column = f" (column {columns[place[1]]!r})" if columns and len(place) == 2 else ""
-    if values.is_floating_point():
-        why = f"more than {kind} can hold ({torch.finfo(dtype).max:.3g})"
-        way = "rescale it (standardize=True), remove it, or train in float64 (network.double())"
-    else:
-        why = f"which {kind} would round to {int(values[tuple(place)].to(dtype).item())}"
-        way = (
-            "rescale the column (standardize=True), treat it as categories or ids, or give "
-            "floating-point numbers if rounding is fine"
-        )
-    return DataError(f"{where}: {name}{place}{column} is {value}, {why}; {way}")
+            cell, kind = leaf[tuple(place)], str(dtype).removeprefix("torch.")
+            column = f" (column {columns[place[1]]!r})" if columns and len(place) == 2 else ""
+            if whole:
+                why = f"which {kind} would round to {int(cell.to(dtype).item())}"
+                way = (
+                    "rescale the column (standardize=True), treat it as categories or ids, or give "
+                    "floating-point numbers if rounding is fine"
+                )
+            else:
+                why = f"more than {kind} can hold ({limit:.3g})"
+                way = "rescale it (standardize=True), remove it, or train in float64"
+                way = f"{way} (network.double())"
+            called = f"{name}[{key!r}]" if key else name
+            raise DataError(f"{where}: {called}{place}{column} is {cell.item()}, {why}; {way}")
 
 
 def check_finite(where: str, values: Tensor, name: str) -> None:

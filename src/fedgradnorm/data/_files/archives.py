@@ -49,7 +49,7 @@ from fedgradnorm.models._streamed import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedgradnorm.data._files.loading import Reader
+    from fedgradnorm.data._files.table import Reader
 
 
 COPIES = 2  # in memory at a time: the array as it is in the file, and its rows as floats

@@ -228,6 +228,19 @@ class Cells:
         return found
 
 
+def numbers(table: Cells, name: str) -> NDArray[np.float64]:
+    """A column of targets as numbers; NaN where there is none."""
+    values = numbers_of(table.frame[name])
+    wrong = np.flatnonzero(~usable(values)).tolist()
+    cells = table[name] if wrong else []
+    for i in wrong:
+        if not is_missing(cells[i]):
+            why = "not a number" if np.isnan(number_of(cells[i])) else "too large"
+            table.places.report(i, f"column {name!r} is {shown(cells[i])}, {why}")
+            values[i] = np.nan
+    return values
+
+
 def read_table(
     path: Any, columns: Sequence[str] | None, bad: BadRows[int], form: Form | None = None
 ) -> Cells:
