@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from fedgradnorm._checks import number
+from fedgradnorm._checks import number, whole
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._files.encoding import Encoding
@@ -135,9 +135,7 @@ def with_splits(client: Client, splits: Mapping[str, tuple[Inputs, Tensor]]) -> 
 
 def random_generator(seed: int) -> np.random.Generator:
     """NumPy's generator, or a ConfigError for what cannot be a seed."""
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ConfigError(f"seed must be a whole number of at least 0, not {seed!r}")
-    return np.random.default_rng(int(seed))
+    return np.random.default_rng(whole("seed", seed, 0))
 
 
 def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]:

@@ -80,8 +80,3 @@ class RadCom:
 
     def __len__(self) -> int:
         return len(self.iq)
-
-    def rows(self, modulation: str, signal: str) -> IntArray:
-        """Places of the rows of one waveform."""
-        wanted = self.modulation == MODULATIONS.index(modulation)
-        return np.flatnonzero(wanted & (self.signal == SIGNALS.index(signal)))
