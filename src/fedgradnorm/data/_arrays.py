@@ -83,27 +83,23 @@ def client_from_arrays(
             scaling = Scaling.fit(rows, y, inputs=inputs, targets=targets)
     except DataError as error:
         raise DataError(f"client {name!r}, training data: {error}") from error
-    scaled = {
-        split: scaled_pair(pair, scaling, inputs=plain)
-        for split in SPLITS
-        if (pair := getattr(client, split)) is not None
-    }
+    scaled: dict[str, Any] = {}
+    for split in SPLITS:
+        if (pair := getattr(client, split)) is None:
+            continue
+        x, y = pair
+        if isinstance(x, Streamed):  # a batch will be scaled when it is read
+            of_x = scaling.scale_inputs if plain and scaling.input_mean is not None else None
+            of_y = scaling.scale_targets if scaling.target_mean is not None else None
+            scaled[split] = changed(x, y, of_x, of_y)
+        else:
+            scaled[split] = scaling.scale_inputs(x) if plain else x, scaling.scale_targets(y)
     return replace(with_splits(client, scaled), scaling=scaling)
 
 
 def client_of(name: str, task: Task, pairs: Mapping[str, Any], **more: Any) -> Client:
     """A client from its splits by their names."""
     return Client(name, task, pairs["train"], pairs.get("test"), pairs.get("validation"), **more)
-
-
-def scaled_pair(pair: Split, scaling: Scaling, *, inputs: bool = True) -> Pair:
-    """A checked split, standardised; one that is read batch by batch will be so."""
-    x, y = pair
-    if isinstance(x, Streamed):
-        of_x = scaling.scale_inputs if inputs and scaling.input_mean is not None else None
-        of_y = scaling.scale_targets if scaling.target_mean is not None else None
-        return changed(x, y, of_x, of_y)
-    return scaling.scale_inputs(x) if inputs else x, scaling.scale_targets(y)
 
 
 def single_precision(pair: Split) -> Pair:

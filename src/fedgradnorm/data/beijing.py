@@ -182,7 +182,7 @@ def _hours(
         for at, text in enumerate(texts):
             if text and text not in known:
                 table.places.report(at, f"column {column!r} is {shown(text)}, not a wind direction")
-        y = np.array([known.get(text, np.nan) for text in texts])
+        y = np.array([known.get(text, np.nan) for text in texts], dtype=np.float64)
     else:
         y = numbers(table, column)
         y = np.where(np.isnan(y), np.nan, y > 0) if task == "rain" else y

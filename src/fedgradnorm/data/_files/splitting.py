@@ -127,7 +127,20 @@ class Split:
                 raise DataError(
                     f"{rows.places.bad.source}: no rows left to use, {why}; check the file"
                 )
-        return self._fewer(self._all(name, files, seed), seed, name)
+        parts = self._all(name, files, seed)
+        total = sum(len(at) for _, at in parts.values())
+        if self.rows is None or whole(f"client {name!r}: rows", self.rows, 1) >= total:
+            return parts
+        # So many in all, drawn by the seed; each split keeps its share of them.
+        rng = np.random.default_rng([seed, *name.encode()])
+        for split, (file, at) in parts.items():
+            count = round(int(self.rows) * len(at) / total)
+            if count < 1:
+                raise DataError(
+                    f"client {name!r}: rows = {self.rows} leaves none for {split}; raise it"
+                )
+            parts[split] = file, np.sort(rng.choice(at, count, replace=False))
+        return parts
 
     def _all(self, name: str, files: Mapping[str, FileRows], seed: int) -> dict[str, Part]:
         train, way = files["train"], self.way
@@ -237,24 +250,6 @@ class Split:
             marks[good[line[begin:end]]] = SPLITS.index(split)
             begin = end
         return marks
-
-    def _fewer(self, parts: dict[str, Part], seed: int, name: str) -> dict[str, Part]:
-        """At most ``rows`` in all, drawn by the seed; each split keeps its share of them."""
-        if self.rows is None:
-            return parts
-        wanted = whole(f"client {name!r}: rows", self.rows, 1)
-        total = sum(len(at) for _, at in parts.values())
-        if wanted >= total:
-            return parts
-        rng, found = np.random.default_rng([seed, *name.encode()]), {}
-        for split, (file, at) in parts.items():
-            count = round(wanted * len(at) / total)
-            if count < 1:
-                raise DataError(
-                    f"client {name!r}: rows = {wanted} leaves none for {split}; raise it"
-                )
-            found[split] = file, np.sort(rng.choice(at, count, replace=False))
-        return found
 
 
 _EXAMPLE = "such as split = {time = 'date', test = 0.2}"

@@ -32,7 +32,7 @@ from fedgradnorm.data._arrays import (
 )
 from fedgradnorm.data._bad_rows import BadRows, OnBad, log_dropped, tell_unlabelled
 from fedgradnorm.data._files.archives import Arrays, rows_from_npz
-from fedgradnorm.data._files.encoding import Column, ColumnPlan, Columns, Encoding, Inputs, gap_in
+from fedgradnorm.data._files.encoding import Column, ColumnPlan, Columns, Inputs, gap_in
 from fedgradnorm.data._files.images import Images
 from fedgradnorm.data._files.splitting import Split
 from fedgradnorm.data._files.tables import (
@@ -129,13 +129,15 @@ class Table:
             choose(str(key), set(_KEYS) - {"name", "per", "seed"}, "option of a table")
         tasks = given.pop("tasks", None)
         split = Split.from_dict(given.pop("split", None), given)
-        parts = {kind: _part(kind, given) for kind in (Inputs, Images, Arrays)}
-        single = {one.name: given.pop(one.name) for one in fields(Target) if one.name in given}
+        inputs, images, arrays, single = (
+            {one.name: given.pop(one.name) for one in fields(kind) if one.name in given}
+            for kind in (Inputs, Images, Arrays, Target)
+        )
         target: Any = Target(**single) if tasks is None else _tasks(tasks, single)
         if "train" not in given:
             raise ConfigError("a table needs the option 'train'")
-        more: dict[str, Any] = {"images": parts[Images], "arrays": parts[Arrays]}
-        return cls(target=target, inputs=parts[Inputs], split=split, **more, **given)
+        given |= {"images": Images(**images), "arrays": Arrays(**arrays)}
+        return cls(target=target, inputs=Inputs(**inputs), split=split, **given)
 
     def client(self, name: str, *, seed: int = 0) -> Client:
         """The client of these rows; ``seed`` draws those that are held out."""
@@ -290,11 +292,6 @@ def anchored_base(base: Any, folder: Path) -> str:
     return os.path.abspath(folder / start)  # noqa: PTH100 (keeps symlinks as given)
 
 
-def _part(kind: type[Any], given: dict[str, Any]) -> Any:
-    """One of the objects, from the keys that are its fields."""
-    return kind(**{one.name: given.pop(one.name) for one in fields(kind) if one.name in given})
-
-
 def _tasks(tables: Any, single: Mapping[str, Any]) -> dict[str, Target]:
     """The targets of several tasks; ``single`` are options of one, of which none may be given."""
     given = next((key for key, value in single.items() if value is not None), None)
@@ -442,8 +439,11 @@ class Reader:
                 raise ConfigError(
                     f"a classification has one target column, not {list(target.columns)}"
                 )
-            _check_once("targets", target.columns)
-        _check_once("inputs", self.inputs or ())
+        for what, names in [*(("targets", t.columns) for t in self.targets.values()),
+                            ("inputs", self.inputs or ())]:  # fmt: skip
+            doubles = [name for name in names if list(names).count(name) > 1]
+            if doubles:
+                raise ConfigError(f"{what} names column {doubles[0]!r} more than once")
         both = set(self.columns) - set(self.plan.without)
         for name in self.inputs or ():
             if name in both:
@@ -508,12 +508,6 @@ class Reader:
         return y
 
 
-def _check_once(what: str, columns: Sequence[str]) -> None:
-    doubles = [name for name in columns if list(columns).count(name) > 1]
-    if doubles:
-        raise ConfigError(f"{what} names column {doubles[0]!r} more than once")
-
-
 def _read_column(table: Cells, column: Column) -> pd.Series:
     """What is read of an input column; cells that cannot be read are reported."""
     if column.absent:
@@ -574,39 +568,26 @@ def load(
         # Of several tasks some may have no targets to standardise.
         none = bool(key) and standardize == "targets" and not KINDS[target.task].real
         how = False if none else standardize
-        pairs = {part: (x[part], own) for part, own in y.items()}
-        made[key] = _client(who, target, pairs, known, how, encoding, columns)
+        if known is not None:
+            task, names = target.make(len(known.names)), known.names
+        else:
+            task = target.make(target.outputs_in(y["train"].shape[1:]))
+            names = target.columns if target.task == "multilabel" else ()
+        pairs: dict[str, Any] = {part: (x[part], own) for part, own in y.items()}
+        one = client_from_arrays(who, task, pairs.pop("train"), **pairs, standardize=how)
+        # Files hold numbers as texts or doubles; training is in single precision.
+        splits = {s: pair for s in SPLITS if (pair := getattr(one, s)) is not None}
+        made[key] = replace(
+            with_splits(one, {s: single_precision(pair) for s, pair in splits.items()}),
+            labels=names or None,
+            labels_learned=known is not None and not target.is_public(known.names),
+            columns=columns,
+            encoding=encoding,
+        )
     client = made[""] if "" in made else _joined(name, made, standardize)
     for row in client.rows:
         tell_untrained(row)
     return client
-
-
-def _client(
-    name: str,
-    target: Target,
-    pairs: dict[str, Any],
-    known: LabelMap | None,
-    standardize: Standardize,
-    encoding: Encoding | None,
-    columns: tuple[str, ...] | None,
-) -> Client:
-    """A client with one task."""
-    if known is not None:
-        task, labels = target.make(len(known.names)), known.names
-    else:
-        task = target.make(target.outputs_in(pairs["train"][1].shape[1:]))
-        labels = target.columns if target.task == "multilabel" else ()
-    client = client_from_arrays(name, task, pairs.pop("train"), **pairs, standardize=standardize)
-    # Files hold numbers as texts or doubles; training is in single precision.
-    single = {s: single_precision(pair) for s in SPLITS if (pair := getattr(client, s)) is not None}
-    return replace(
-        with_splits(client, single),
-        labels=labels or None,
-        labels_learned=known is not None and not target.is_public(known.names),
-        columns=columns,
-        encoding=encoding,
-    )
 
 
 def _joined(name: str, clients: Mapping[str, Client], standardize: Standardize) -> Client:
@@ -617,22 +598,18 @@ def _joined(name: str, clients: Mapping[str, Client], standardize: Standardize) 
             "data beforehand"
         )
     first = next(iter(clients.values()))
-    pairs = {
+    pairs: dict[str, Any] = {
         split: (pair[0], {key: getattr(one, split)[1] for key, one in clients.items()})
         for split in SPLITS
         if (pair := getattr(first, split)) is not None
     }
-    return Client(
-        name,
-        tasks={key: one.task for key, one in clients.items()},
-        train=pairs["train"],
-        test=pairs.get("test"),
-        validation=pairs.get("validation"),
-        scaling={k: one.scaling for k, one in clients.items() if one.scaling is not None} or None,
-        labels={k: one.labels for k, one in clients.items() if one.labels is not None} or None,
-        columns=first.columns,
-        encoding=first.encoding,
-    )
+    parts: dict[str, Any] = {
+        part: {k: v for k, one in clients.items() if (v := getattr(one, part)) is not None} or None
+        for part in ("scaling", "labels")
+    }
+    tasks = {key: one.task for key, one in clients.items()}
+    more = {"columns": first.columns, "encoding": first.encoding}
+    return Client(name, tasks=tasks, **pairs, **parts, **more)
 
 
 _declared()
