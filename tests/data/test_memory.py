@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import resource
+import time
 import warnings
 import zipfile
 
@@ -16,8 +17,10 @@ from PIL import Image
 from data.small_tables import client_from_files, one_line, write
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._memory import memory_limit
-from fedgradnorm.data import faces, radcom
+from fedgradnorm.data import Table, Target, faces, radcom
+from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._files import images
+from fedgradnorm.data._files.tables import read_table
 from fedgradnorm.data._sources import load_clients
 from fedgradnorm.data.radcom._file import read
 
@@ -169,3 +172,33 @@ def test_numbers_in_other_files_are_not_read(tmp_path):
     assert ["another file" in line for line in data.dropped] == [True, True, False]
     with pytest.raises(DataError, match="its numbers are in another file; copy them"):
         read(tmp_path / "f.h5")
+
+
+def test_a_chunk_larger_than_its_dataset_is_not_unpacked(tmp_path):
+    """A megabyte of zeros, compressed, is a gigabyte: a chunk may be larger than what it holds."""
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file.create_dataset(
+            KEY.format(0), (256,), "f4", maxshape=(None,), chunks=(1 << 20,), compression="gzip",
+            data=np.zeros(256),
+        )  # fmt: skip
+    with pytest.raises(DataError, match=r"chunks of 1048576 numbers, more than 65536"):
+        read(tmp_path / "f.h5")
+
+
+@pytest.mark.parametrize("start", [b"", b"a,y\n1,2\n"])
+def test_a_table_with_a_hole_is_not_read_as_one_line(tmp_path, start):
+    """A file with a hole of 40 GB takes a few kilobytes of the disk, and has no ends of lines."""
+    with (tmp_path / "a.csv").open("wb") as file:
+        file.write(start)
+        file.truncate(40 << 30)
+    with pytest.raises(DataError, match=r"a\.csv, line \d: not a text file"):
+        Table(tmp_path / "a.csv", Target("y", "regression")).client("a")
+
+
+def test_many_columns_take_linear_time(tmp_path):
+    names = ",".join(f"c{i}" for i in range(20_000))
+    (tmp_path / "a.csv").write_text(f"{names},y\n{'1,' * 20_000}2\n")
+    begin = time.process_time()
+    table = read_table(tmp_path / "a.csv", None, BadRows("error"))
+    assert table.frame.shape == (1, 20_001)
+    assert time.process_time() - begin < 3  # 10 s where each name was looked for among all

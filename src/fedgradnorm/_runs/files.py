@@ -18,6 +18,7 @@ from typing import IO, Any, BinaryIO
 
 from fedgradnorm._checks import shortened
 from fedgradnorm._errors import RunFolderError
+from fedgradnorm._memory import check_memory
 
 GO_ON = (
     "fix this, then resume the run (fgn.resume, or fedgradnorm resume): it continues from its last "
@@ -62,6 +63,7 @@ def check_file(path: Path) -> None:
 
 def read_file(path: Path) -> bytes:
     with opened(path) as file:
+        check_memory(os.fstat(file.fileno()).st_size, f"{path}: reading it", RunFolderError)
         return file.read()
 
 

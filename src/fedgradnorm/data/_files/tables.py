@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -167,6 +168,7 @@ def reason_of(error: Exception) -> str:
 
 
 CELL_BYTES = 40  # of memory, at least: a number as an object, the reference to it, and as a float
+LONGEST = 1 << 24  # characters of a line: a file with holes has no ends of lines
 PARSED = 25  # bytes of memory that a byte of text takes as fields and numbers, about
 PARQUET = (".parquet", ".pq")
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", *PARQUET)
@@ -321,14 +323,20 @@ def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
     try:
         with opened(path) as data:
             file = io.TextIOWrapper(data, encoding="utf-8-sig", newline="")
-            header = file.readline()
+            header = file.readline(LONGEST)
             # A comma, unless the header has none but is split by tabs or semicolons.
             mark = next((mark for mark in ",\t;" if mark in header), ",")
             file.seek(0)
-            reader = csv.reader(file, delimiter=mark, strict=True)
+
+            def lines() -> Iterator[str]:
+                while text := file.readline(LONGEST):
+                    if "\0" in text or len(text) == LONGEST:
+                        place = f"{path}, line {reader.line_num + 1}"
+                        raise DataError(f"{place}: not a text file; export it as CSV")
+                    yield text
+
+            reader = csv.reader(lines(), delimiter=mark, strict=True)
             for fields in reader:
-                if "\0" in "".join(fields):
-                    raise DataError(f"{path}, line {line + 1}: not a text file; export it as CSV")
                 if fields:
                     yield line + 1, fields
                 line = reader.line_num
@@ -352,14 +360,13 @@ def _places(source: str, names: list[str], columns: Sequence[str] | None) -> dic
             f"{source}: column {names.index('') + 1} has no name; name it, or list the columns to "
             "use as inputs"
         )
-    found = {}
+    counts, places = Counter(names), {name: place for place, name in enumerate(names)}
     for name in names if columns is None else columns:
-        if name not in names:
+        if name not in counts:
             raise missing_name(source, "column", name, names)
-        if names.count(name) > 1:
+        if counts[name] > 1:
             raise DataError(f"{source}: more than one column is named {name!r}; rename them")
-        found[name] = names.index(name)
-    return found
+    return {name: places[name] for name in (names if columns is None else columns)}
 
 
 def _read_parquet(path: Path, columns: Sequence[str] | None, bad: BadRows[int]) -> Cells:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from fedgradnorm.data.radcom._signal_set import (
 
 logger = logging.getLogger(__name__)
 
+CHUNK = 1 << 16  # numbers that are unpacked at once at most
 SHAPES = {(2 * WINDOW,), (1, 2 * WINDOW), (2, WINDOW)}  # all of them I first and then Q
 REPORT_EVERY = 1000  # rows between two calls of progress
 
@@ -154,6 +156,9 @@ def _read_row(file: Any, name: bytes, is_here: bool, out: NDArray[np.float32]) -
         shape = dataset.shape
         if shape not in SHAPES:
             raise DataError(f"shape {shape}, expected {2 * WINDOW} numbers")
+        # A chunk is unpacked as a whole: one that may grow can be far larger than its dataset.
+        if stored.get_layout() == h5py.h5d.CHUNKED and math.prod(stored.get_chunk()) > CHUNK:
+            raise DataError(f"chunks of {math.prod(stored.get_chunk())} numbers, more than {CHUNK}")
         dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, out.reshape(shape), h5py.h5t.NATIVE_FLOAT)
     except _DAMAGE as error:
         raise DataError(f"not a readable dataset of numbers ({reason_of(error)})") from None
