@@ -250,6 +250,16 @@ def test_clients_of_similar_sizes_share_a_part() -> None:
     assert padded_batches(clients(), None, pure=False) == {size: size for size in sizes}
 
 
+@pytest.mark.parametrize(("large", "width"), [(8, 8), (9, 16)])
+def test_few_small_clients_join_the_next_larger_ones(large: int, width: int) -> None:
+    """One client of 8 examples, where padding it to 16 is at most a tenth of all examples."""
+    task, sizes = fgn.regression(1), [8, 12, *[16] * large]
+    found = [
+        fgn.Client(f"c{k}", task, (torch.ones(n, 2), torch.ones(n, 1))) for k, n in enumerate(sizes)
+    ]
+    assert padded_batches(found, None, pure=True) == {8: width, 12: 16, 16: 16}
+
+
 @pytest.mark.parametrize("settings", [{}, {"shared_steps": 3}, {"share": "none"}], ids=str)
 def test_convolutions_agree(settings: dict[str, Any]) -> None:
     loop = trained("loop", settings, net=convolutions())

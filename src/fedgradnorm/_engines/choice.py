@@ -65,7 +65,13 @@ def joint_why_not(problem: Problem) -> str | None:
     for client in problem.clients:
         if client.head is not None and (reason := why_impure(client.head, None)):
             return f"the head of client {client.name!r} has {reason}"
-    return impure(problem) or _tap_why_not(problem) or _reading_why_not(problem)
+    if reason := impure(problem):
+        return reason
+    trial = copy.deepcopy(problem.network)
+    tap = NormTap(trial, problem.norm_layer)  # whether the norms can be taken from one pass
+    with torch.enable_grad():
+        call(trial, _probe(problem))
+    return tap.problem() or _reading_why_not(problem)
 
 
 def impure(problem: Problem) -> str | None:
@@ -230,12 +236,3 @@ def why_impure(module: nn.Module, x: Inputs | None) -> str | None:
         if "vmap: It looks like" in str(error):
             return "control flow that depends on its inputs"
     return None
-
-
-def _tap_why_not(problem: Problem) -> str | None:
-    """Why the gradient norms cannot be taken from one pass."""
-    trial = copy.deepcopy(problem.network)
-    tap = NormTap(trial, problem.norm_layer)
-    with torch.enable_grad():
-        call(trial, _probe(problem))
-    return tap.problem()

@@ -146,6 +146,7 @@ class Engine:
         self.evaluate = self._evaluator.evaluate
         # heads and losses of the user's may draw at random, whatever the executor
         self._own_code = any(c.head is not None or c.task.has_own_loss for c in clients)
+        self._several = any(c.of is not None for c in clients)  # tasks of one client
         self.private: dict[str, PrivateClient] = {}  # they work on a copy that is as it was given
         some = [client for client in clients if client.privacy is not None]
         plain = FlatNetwork(problem.network, device) if some else self.network
@@ -189,9 +190,11 @@ class Engine:
         turns = [torch.from_numpy(group.turns).to(self.device) for group in groups]
         order = torch.cat(turns) if turns else torch.empty(0, dtype=torch.int64)
         size = self.sizes if places is None else self.sizes[places]
-        first: dict[str, int] = {}
-        names = [self.clients[name].owner for group in groups for name in group.names]
-        owners = tuple(first.setdefault(name, k) for k, name in enumerate(names))
+        owners = tuple(range(len(active)))
+        if self._several:
+            first: dict[str, int] = {}
+            names = [self.clients[name].owner for group in groups for name in group.names]
+            owners = tuple(first.setdefault(name, k) for k, name in enumerate(names))
         once, owner = None, order
         if self._joint is not None and active:
             batches = [group.part.batch for group in groups for _ in group.names]

@@ -47,7 +47,7 @@ class Evaluator:
         """
         part, names, clients = group.part, group.names, self._table.clients
         found = torch.empty(len(names), dtype=torch.float64, device=shared.device)
-        together = together and shared.ndim == 1 and len(names) > 1 and self._shares_features(part)
+        together = together and shared.ndim == 1 and self._shares_features(part)
         if not together or any(isinstance(clients[n].train[0], Streamed) for n in names):
             for k, name in enumerate(names):
                 modules = self._modules(name, shared if shared.ndim == 1 else shared[k])

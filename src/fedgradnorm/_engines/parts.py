@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 SCALE, CLASSES = f"{CONSTANT}scale", f"{CONSTANT}classes"
 SHARE = f"{CONSTANT}share"  # of each example of a batch in the mean loss: 0 for padding
 PLACE = f"{CONSTANT}place"  # where its inputs and targets begin in their pools, and its size
+LITTLE = 0.1  # of all examples
 
 
 class Whole(nn.Module):
@@ -251,21 +254,26 @@ class ClientPart(Part):
 def padded_batches(clients: Sequence[Client], batch_size: int | None, pure: bool) -> dict[int, int]:
     """To how many examples each size of batch is padded, so that few parts hold all clients.
 
-    Sizes up to twice as large as each other become the largest of them. Nothing is padded where an
-    example's loss depends on the others of its batch.
+    Sizes up to twice as large as each other become the largest of them. Sizes of few clients become
+    the next larger of those: padding that is ``LITTLE`` of all examples costs less than a part.
+    Nothing is padded where an example's loss depends on the others of its batch.
     """
     for client in clients:
         alone = client.head is not None or isinstance(client.train[0], Streamed)
         task = client.task
         alone = alone or (task.has_own_loss and task.joins_rows(some_targets(client.train[1])))
         pure = pure and not alone
-    sizes = {min(batch_size or client.drawn, client.drawn) for client in clients}
+    counts = Counter(min(batch_size or client.drawn, client.drawn) for client in clients)
     if not pure:
-        return {size: size for size in sizes}
-    largest: dict[int, int] = {}
-    for size in sorted(sizes):
-        largest[(size - 1).bit_length()] = size
-    return {size: largest[(size - 1).bit_length()] for size in sizes}
+        return {size: size for size in counts}
+    largest = {(size - 1).bit_length(): size for size in sorted(counts)}
+    found = {size: largest[(size - 1).bit_length()] for size in counts}
+    little = LITTLE * sum(size * count for size, count in counts.items())
+    for width, wider in itertools.pairwise(sorted(largest.values())):
+        few = [size for size in counts if found[size] == width]
+        if wider * sum(counts[size] for size in few) <= little:
+            found |= dict.fromkeys(few, wider)
+    return found
 
 
 def part_key(client: Client, heads: HeadsOnDemand, batch: int, many: bool) -> Hashable:

@@ -154,9 +154,9 @@ def column_values(
 
     ``weights`` and ``frozen`` have a number for each of all clients.
     """
-    frozen = torch.zeros_like(weights) if frozen is None else frozen.to(weights.dtype)
     if reports.rows is not None:
-        weights, frozen = weights[reports.rows], frozen[reports.rows]
+        weights, frozen = weights[reports.rows], None if frozen is None else frozen[reports.rows]
+    frozen = torch.zeros_like(weights) if frozen is None else frozen.to(weights.dtype)
     found = {name: read(reports, weights, frozen) for name, read in columns.items()}
     for name, values in found.items():
         if not isinstance(values, Tensor) or values.shape != reports.loss.shape:

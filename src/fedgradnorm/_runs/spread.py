@@ -83,13 +83,22 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def quantiles_of_each(lists: Sequence[Sequence[float]]) -> list[dict[str, float]]:
-    """:func:`quantiles` of many lists; those of one length are done in one call."""
+    """:func:`quantiles` of many lists; those of one length are done in one call.
+
+    The numbers are those of ``numpy.quantile``, which takes 0.1 ms to begin, twice in every round.
+    """
     found: dict[int, dict[str, float]] = {}
     for count in {len(values) for values in lists}:
         alike = [k for k, values in enumerate(lists) if len(values) == count]
         table = np.array([lists[k] for k in alike], dtype=np.float64)
         means = table.mean(axis=1).tolist()
-        shares = np.quantile(table, list(SHARES.values()), axis=1).T.tolist()
+        table.sort(axis=1)
+        places = np.array(list(SHARES.values())) * (count - 1)
+        below = places.astype(np.int64)
+        share, low = places - below, table[:, below]
+        high = table[:, np.minimum(below + 1, count - 1)]
+        gap = high - low
+        shares = np.where(share < 0.5, low + gap * share, high - gap * (1 - share)).tolist()
         for k, mean, own in zip(alike, means, shares, strict=True):
             found[k] = {"clients": count, "mean": mean, **dict(zip(SHARES, own, strict=True))}
     return [found[k] for k in range(len(lists))]
