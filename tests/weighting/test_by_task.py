@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor
 
 from fedgradnorm.weighting import Equal, GradNorm, Needs, Signals, Weighting
+from fedgradnorm.weighting._by_task import ByTask
+from fedgradnorm.weighting._products import MGDA
 from weighting.laws import NAMES, bound, draw, tasks_of
 
 
@@ -55,6 +58,28 @@ def test_the_gradient_of_an_absent_client_is_never_read() -> None:
     clean, spoilt = (told(with_gradients(signals, value)) for value in (0.0, torch.nan))
     assert torch.equal(clean.gram, spoilt.gram)
     assert torch.equal(clean.gradients, spoilt.gradients)
+
+
+@pytest.mark.parametrize("tasks", ["aabb", "aaabb"])
+def test_mgda_by_task_steps_along_the_tasks_means_where_tasks_have_equally_many(tasks: str) -> None:
+    """Yang et al. 2023: d = sum_k lambda_k (mean update of task k). Larger tasks count more."""
+    generator = torch.Generator().manual_seed(5)
+    updates = torch.randn(len(tasks), 6, generator=generator, dtype=torch.float64)
+    updates[0] *= 3
+    names = NAMES[: len(tasks)]
+    weighting = ByTask(MGDA(), dict(zip(names, tasks, strict=True)))
+    weighting.bind(names)
+    ones = torch.ones(len(tasks), dtype=torch.float64)
+    p = weighting.update(
+        Signals(ones > 0, ones, ones, ones, ones, gram=updates @ updates.T, gradients=updates)
+    )
+    counts = [tasks.count(task) for task in "ab"]
+    means = torch.stack([part.mean(dim=0) for part in updates.split(counts)])
+    inner = MGDA()
+    inner.bind(["a", "b"])
+    shares = inner.update(Signals(*[torch.ones(2) > 0, *[torch.ones(2)] * 4], gram=means @ means.T))
+    theirs = (shares * torch.tensor(counts)) @ means
+    torch.testing.assert_close(p @ updates / (p @ updates).norm(), theirs / theirs.norm())
 
 
 def test_it_needs_what_the_inner_weighting_needs() -> None:

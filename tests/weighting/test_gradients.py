@@ -49,7 +49,6 @@ PAIRS: dict[str, tuple[Make, Callable[[], aggregation.Aggregator]]] = {
     "aligned-mtl": (AlignedMTL, aggregation.AlignedMTL),
     "fairgrad": (FairGrad, lambda: aggregation.FairGrad(alpha=1.0)),
     "gradvac": (GradVac, aggregation.GradVac),
-    "krum": (Krum, lambda: aggregation.Krum(n_byzantine=1)),
 }
 """Ours and theirs."""
 
@@ -151,9 +150,10 @@ def test_the_server_steps_along_a_direction(name: str) -> None:
     torch.testing.assert_close(server.shared.data, -weighting.direction(signals))
 
 
-@pytest.mark.parametrize("name", [*PAIRS, "fedmgda", "fedcmoo"])
+@pytest.mark.parametrize("name", [*PAIRS, "krum", "fedmgda", "fedcmoo"])
 def test_a_client_without_a_gradient_is_left_out_and_spoils_nothing(name: str) -> None:
-    make = {"fedmgda": FedMGDA, "fedcmoo": FedCMOO}.get(name) or PAIRS[name][0]
+    own: dict[str, Make] = {"krum": Krum, "fedmgda": FedMGDA, "fedcmoo": FedCMOO}
+    make = own.get(name) or PAIRS[name][0]
     (signals,) = rounds(4)
     assert signals.gradients is not None
     updates = signals.gradients.clone()
@@ -243,6 +243,29 @@ def test_nash_cancels_opposite_gradients() -> None:
     p = bargain(updates @ updates.T)
     assert (p > 0).all()
     assert float(p[0] / p[1]) == pytest.approx(4.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(("byzantine", "selected"), [(0, 1), (1, 1), (1, 3), (2, 2)])
+def test_krum_is_its_papers_score(byzantine: int, selected: int) -> None:
+    """Blanchard et al. 2017: s(i), the sum of squared distances to the N - f - 2 closest others."""
+    for signals in rounds(12, 20):
+        updates = signals.gradients
+        scores = []
+        for i, mine in enumerate(updates):
+            far = sorted(float((mine - other).norm()) for j, other in enumerate(updates) if j != i)
+            scores.append(sum(distance**2 for distance in far[: len(updates) - byzantine - 2]))
+        best = sorted(range(5), key=scores.__getitem__)[:selected]
+        p = bound(lambda: Krum(byzantine=byzantine, selected=selected)).update(signals)
+        assert p.tolist() == pytest.approx([5 / selected * (i in best) for i in range(5)])
+
+
+def test_krum_squares_distances() -> None:
+    """The middle of 11, 12, 13 has squares 1 + 1; that of 1, 1.1, 2.85 the smaller distances."""
+    updates = torch.tensor([[1.0], [1.1], [2.85], [11.0], [12.0], [13.0]], dtype=torch.float64)
+    ones = torch.ones(6, dtype=torch.float64)
+    signals = Signals(ones > 0, ones, ones, ones, ones, gram=updates @ updates.T)
+    p = bound(lambda: Krum(byzantine=2), list("abcdef")).update(signals)
+    assert p.tolist() == [0, 0, 0, 0, 6, 0]
 
 
 def test_few_clients_are_enough_for_krum_and_the_trimmed_mean() -> None:

@@ -292,11 +292,13 @@ class FairGrad(TorchJD):
         super().__init__(alpha=bounded("FairGrad's alpha", alpha))
 
 
-class Krum(TorchJD):
-    """The update nearest to the N - byzantine - 2 others it is nearest to; ``selected`` of them.
+class Krum(GramWeighting):
+    r"""The update nearest to the N - byzantine - 2 others it is nearest to; ``selected`` of them.
 
-    Near by the sum of distances, which is TorchJD's reading; the paper sums their squares. With
-    fewer than ``byzantine`` + 3 clients in a round, as many faults as their number allows.
+    .. math:: s_i = \sum_{j \to i} |g_i - g_j|^2, \qquad |g_i - g_j|^2 = G_{ii} + G_{jj} - 2 G_{ij}
+
+    The least s_i are selected. With fewer than ``byzantine`` + 3 clients in a round, as many faults
+    as their number allows.
     Source: Blanchard et al., "Machine learning with adversaries: Byzantine tolerant gradient
     descent" (2017), arXiv 1703.02757.
 
@@ -305,24 +307,24 @@ class Krum(TorchJD):
         selected: number of updates that are averaged, 1 or more.
     """
 
-    rule = "KrumWeighting"
-    theirs: ClassVar[Mapping[str, str]] = {"byzantine": "n_byzantine", "selected": "n_selected"}
-    byzantine: int
-    selected: int
+    positive = False
 
     def __init__(self, byzantine: int = 1, selected: int = 1) -> None:
-        super().__init__(
-            byzantine=whole("Krum's byzantine", byzantine, 0),
-            selected=whole("Krum's selected", selected, 1),
-        )
+        super().__init__()
+        self.byzantine = whole("Krum's byzantine", byzantine, 0)
+        self.selected = whole("Krum's selected", selected, 1)
 
-    def apply(self, gram: Tensor, names: Sequence[str]) -> Tensor:
-        """The rule, for as many clients as there are."""
-        if len(names) < 3:
-            return torch.ones(len(names), dtype=gram.dtype)
-        self._rule.n_byzantine = min(self.byzantine, len(names) - 3)
-        self._rule.n_selected = min(self.selected, len(names))
-        return super().apply(gram, names)
+    def solve(self, gram: Tensor, names: Sequence[str]) -> Tensor:
+        """1 for the selected updates, 0 for the others; for as many clients as there are."""
+        count = len(names)
+        if count < 3:
+            return torch.ones(count, dtype=gram.dtype)
+        length = gram.diagonal()
+        apart = length[:, None] + length - 2 * gram
+        apart.fill_diagonal_(-torch.inf)  # so that the first of a sorted row is the update itself
+        nearest = apart.sort(dim=1).values[:, 1 : count - min(self.byzantine, count - 3) - 1]
+        chosen = nearest.sum(dim=1).argsort(stable=True)[: self.selected]
+        return torch.zeros(count, dtype=gram.dtype).index_fill_(0, chosen, 1.0)
 
 
 class FedMGDA(GramWeighting):

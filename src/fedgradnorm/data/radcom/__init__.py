@@ -126,7 +126,7 @@ def clients(
         anomaly_below: the SNR in dB under which a signal is an anomaly.
         seed: decides which rows go where; the run's own unless given.
         loss_scale: a factor on a task's loss, by the task's name.
-        allocation: "disjoint" deals every client an equal number of rows, as in the paper; with
+        allocation: "disjoint" deals every client an equal number of rows of its own; with
             "shared" each has all of them.
         counts: of generated signals: "original" has as few bpsk signals as RadComDynamic, "even"
             takes the missing ones from fmcw, bpsk and ask alike.
