@@ -11,9 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedgradnorm._masking.gathering import Gathering
 from fedgradnorm._masking.ring import Words
-from fedgradnorm._masking.roster import Attempt, Phase, Roster, Signer, to_text
+from fedgradnorm._masking.roster import Attempt, Phase, Roster, Signer, Subject, to_text
 from fedgradnorm._masking.session import Session
-from fedgradnorm._masking.subject import Subject
 
 STEPS = ("keys", "letters", "input", "reveal")
 NOBODY: dict[str, Collection[str]] = {}

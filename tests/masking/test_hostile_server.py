@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 
 from fedgradnorm._masking import shamir
-from fedgradnorm._masking.attempt_keys import SEED, derived
-from fedgradnorm._masking.gathering import Gathering
+from fedgradnorm._masking.attempt_keys import SEED, derived, fits
+from fedgradnorm._masking.gathering import Gathering, TooFew
 from fedgradnorm._masking.liars import proof, proved_liar
-from fedgradnorm._masking.mask_stream import add_mask
+from fedgradnorm._masking.masks import add_mask, add_own, add_pair, mask_label
 from fedgradnorm._masking.revealed import Revealed
+from fedgradnorm._masking.ring import Words
 from fedgradnorm._masking.roster import (
     Attempt,
     Phase,
     Roster,
+    Subject,
     Unsafe,
     digest,
     from_text,
@@ -28,7 +30,6 @@ from fedgradnorm._masking.roster import (
     to_text,
 )
 from fedgradnorm._masking.session import NEXT, Session, Step
-from fedgradnorm._masking.subject import Subject, mask_label
 from masking.crowd import SUBJECT, UPDATE, Crowd, people
 
 OTHER = Subject("another-network")
@@ -37,29 +38,115 @@ OTHER = Subject("another-network")
 def test_no_two_lists_of_survivors_for_any_number_of_clients():
     """SA-1, S2: over all sizes, colluders and numbers of clients that showed keys.
 
-    Each honest client shows shares for one list, each colluder for two: with h_1 + h_2 <= m - c
-    honest ones, both lists need t <= h + c. That must be impossible, and a sum must hide.
+    Each honest client shows shares for one list, each colluder for two: with h_1 + h_2 <= n - c
+    honest ones, both lists need t <= h + c. That must be impossible, and a sum must hide. It holds
+    also where the two halves were shown different keys, or are asked in different attempts.
     """
     n, c = np.meshgrid(np.arange(3, 401), np.arange(0, 399), indexing="ij")
     n, c = n[c <= n - 2], c[c <= n - 2]
-    least = np.maximum(np.maximum(3, -(-3 * n // 4)), c + 2)
+    t = np.maximum(3, (n + c) // 2 + 1)
+    least = np.maximum(-(-3 * n // 4), t)
     sizes = [(3, 0), (4, 1), (5, 1), (10, 3), (30, 10), (400, 133), (400, 398)]
     at = {(int(a), int(b)): k for k, (a, b) in enumerate(zip(n, c, strict=True))}
     assert all(least_shown(a, b) == least[at[a, b]] for a, b in sizes)
+    assert all(threshold(a, b) == t[at[a, b]] for a, b in sizes)
+    assert (2 * t > n + c).all()  # no two lists
+    assert (t - c >= 2).all()  # the sum is over two honest clients or more
     checked = 0
     for extra in range(401):
         m = least + extra
         some = m <= n
-        m, d = m[some], c[some]
-        t = np.maximum(3, (m + d) // 2 + 1)
-        assert (2 * t > m + d).all()  # no two lists
-        assert (t <= m).all()  # nobody lost: there is a sum
-        assert (t - d >= 2).all()  # the sum is over two honest clients or more
+        m = m[some]
+        assert (2 * t[some] > m + c[some]).all()
+        assert (t[some] <= m).all()  # nobody lost: there is a sum
         assert (4 * m >= 3 * n[some]).all()
         checked += len(m)
     assert checked > 4_000_000
-    for m, d in ((3, 1), (5, 1), (23, 10), (400, 133), (400, 0)):
-        assert threshold(m, d) == max(3, (m + d) // 2 + 1)
+
+
+def shown_different_keys(crowd: Crowd) -> Words:
+    """What a server learns of the last client by showing two halves different keys of one attempt.
+
+    The second half, told that the victim is lost, shows shares of its key for masks. The first half
+    believes that it participates, so the sum of all of them may be repeated: now with its part.
+    """
+    names, signed = crowd.names, {m["from"]: m for m in crowd.shown()}
+    victim, half, other = names[-1], names[:7], names[7:14]
+    one, two = crowd.gathering(), crowd.gathering()
+    for at, some in ((one, [*half, victim, *other[:4]]), (two, [*other, victim, *half[:4]])):
+        for name in some:
+            at.add_keys(name, signed[name])
+    for at, some in ((one, half), (two, [*other, victim])):
+        for name in some:
+            at.add_letters(name, crowd.members[name].letters("1", at.shown_keys()))
+    one.givers, two.givers = half, sorted([*other, victim])
+    dealt = {n: at.letters_to(n) for at, some in ((one, half), (two, other)) for n in some}
+    one.givers = sorted([*half, victim])
+    for at, some in ((one, half), (two, other)):
+        for name in some:
+            letters = dealt[name] if at is two else {**dealt[name], victim: ["", {}]}
+            words = crowd.values[name]
+            message, rest = crowd.members[name].mask("1", letters, SUBJECT, words[:2], words[2:])
+            at.add_input(name, message, SUBJECT, rest, 2)
+    for name in other:
+        two.add_agreement(name, crowd.members[name].agree("1", other))
+    shown = [crowd.members[n].reveal("1", other, list(two.agreements.values())) for n in other]
+    shares = {n: from_text(m["body"]["masks"][victim]) for n, m in zip(other, shown, strict=True)}
+    places = {n: i for i, n in enumerate(sorted(two.keys), start=1)}
+    private = shamir.join({places[n]: share for n, share in shares.items()}, SEED)
+    assert fits(private, one.public[victim]["masks"])
+    total = one.total.copy()
+    label = mask_label(
+        one.attempt, digest(one.public), crowd.roster.digest, names_digest(one.givers),
+        SUBJECT.facts(),
+    )  # fmt: skip
+    shown = [crowd.members[n].reveal("1", one.givers) for n in half]
+    places = {n: i for i, n in enumerate(sorted(one.keys), start=1)}
+    for name in half:
+        shares = {places[m["from"]]: from_text(m["body"]["own"][name]) for m in shown}
+        add_own(total, shamir.join(shares, SEED), label, -1)
+        add_pair(total, private, one.public[name]["masks"], label, victim, name)
+    crowd.names = [*half, victim, *other[:4]]
+    whole = crowd.prepared("2")
+    whole.givers = one.givers
+    for name in one.givers:
+        words = crowd.values[name]
+        letters = whole.letters_to(name)
+        message, rest = crowd.members[name].mask("2", letters, SUBJECT, words[:2], words[2:])
+        whole.add_input(name, message, SUBJECT, rest, 2)
+    for name in one.givers:
+        whole.add_reveal(name, crowd.members[name].reveal("2", one.givers))
+    return whole.sum() - total
+
+
+def test_two_halves_that_are_shown_different_keys(monkeypatch):
+    """With a threshold of those that showed keys, it gave a server alone one client's input."""
+    crowd = Crowd(16, colluders=0)
+    victim = crowd.names[-1]
+    with pytest.raises(Unsafe, match="8 of 12 clients are too few to hide among"):
+        shown_different_keys(crowd)
+    weak = Crowd(16, colluders=0)
+    for member in weak.members.values():
+        member.least = 12 // 2 + 1
+    monkeypatch.setattr(Gathering, "least", 12 // 2 + 1)
+    assert np.array_equal(shown_different_keys(weak), weak.values[victim])
+
+
+def test_two_attempts_whose_shares_other_clients_show():
+    """With a threshold of those that showed keys, their difference was the parts of two clients."""
+    crowd = Crowd(9, colluders=0)
+    first, left = crowd.masked("1"), crowd.names
+    for name in left[:5]:
+        first.add_reveal(name, crowd.members[name].reveal("1", left))
+    assert np.array_equal(first.sum(), crowd.plain(left))
+    second = crowd.masked("2", lost={"keys": left[:2]})
+    for name in left[5:]:
+        second.add_reveal(name, crowd.members[name].reveal("2", left[2:]))
+    for name in left[2:5]:
+        with pytest.raises(Unsafe, match="difference of the two would show single clients"):
+            crowd.members[name].reveal("2", left[2:])
+    with pytest.raises(TooFew, match="4 clients showed shares, 5 are needed"):
+        second.sum()
 
 
 def test_every_step_follows_only_where_the_table_says_so():
@@ -277,7 +364,7 @@ def lying(crowd: Crowd, liar: str) -> None:
         message = plain(name, keys)
         one, _ = member._at(name, Step.INPUT)
         public, secret = one["public"], Session.__init__.__globals__["_secret"](one)
-        names, least = sorted(public), threshold(len(public), crowd.colluders)
+        names, least = sorted(public), member.least
         wrong = shamir.split(bytes(32), least, len(names))
         masks = shamir.split(secret.masks, least, len(names))
         sealed, pinned = {}, {}

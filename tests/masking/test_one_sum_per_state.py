@@ -12,9 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fedgradnorm._masking.revealed import Revealed
 from fedgradnorm._masking.ring import Words
-from fedgradnorm._masking.roster import Attempt, Phase, Unsafe
+from fedgradnorm._masking.roster import Attempt, Phase, Subject, Unsafe
 from fedgradnorm._masking.session import Session
-from fedgradnorm._masking.subject import Subject
 from masking.crowd import people
 
 NAMES = ["c00", "c01", "c02", "c03", "c04"]

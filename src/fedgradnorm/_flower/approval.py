@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fedgradnorm._errors import ConfigError, listed
 from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.federation_file import ClientFile
-from fedgradnorm._flower.wire.messages import Refused, Text, Word, facts_of, validated
+from fedgradnorm._flower.wire.messages import Refused, Text, Word, unpack, validated
 
 if TYPE_CHECKING:
     from fedgradnorm._flower.client_session import ClientSession
@@ -97,7 +97,7 @@ class ApprovedClient:
 
     def respond(self, content: bytes) -> bytes:
         """The answer to an order, noted with its digest; Refused where the run is not approved."""
-        facts = facts_of(content)
+        facts, _ = unpack(content)
         asking = validated(_Asking, {key: facts.get(key) for key in ("run", "digest")})
         run, settings = asking.run, asking.digest
         if settings == self.agreement.digest:

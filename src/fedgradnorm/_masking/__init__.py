@@ -3,11 +3,10 @@
 Knows no transport. Messages are plain tables of texts and numbers, vectors are words of 64 bits.
 
 ring          numbers and vectors as words that can be added and masked
-mask_stream   masks: words that nobody can tell from chance
 shamir        a secret in shares, of which some are enough and fewer say nothing
-roster        who participates, and messages signed by them
+roster        who participates, what a sum is of, and messages signed by clients
 attempt_keys  the keys of one attempt, and shares sealed for one reader
-subject       what a sum is of: all that an input depends on
+masks         words that nobody can tell from chance, made for all that an input depends on
 revealed      which sums a client has let be seen
 session       a client: one state machine per attempt, and what it refuses
 gathering     the server: what it collects, and the sum

@@ -16,19 +16,13 @@ import numpy as np
 
 from fedgradnorm._errors import FedGradNormError
 from fedgradnorm._masking import shamir
-from fedgradnorm._masking.attempt_keys import (
-    SEED,
-    agreed,
-    check_public,
-    derived,
-    fits,
-    share_digests,
-)
-from fedgradnorm._masking.mask_stream import add_mask
+from fedgradnorm._masking.attempt_keys import SEED, check_public, fits, share_digests
+from fedgradnorm._masking.masks import add_own, add_pair, mask_label
 from fedgradnorm._masking.ring import Words
 from fedgradnorm._masking.roster import (
     Attempt,
     Roster,
+    Subject,
     Table,
     Unsafe,
     digest,
@@ -38,7 +32,6 @@ from fedgradnorm._masking.roster import (
     threshold,
     to_text,
 )
-from fedgradnorm._masking.subject import Subject, mask_label, pair_label
 
 LETTER = 1024  # characters of a sealed letter, at most
 WORD = 8  # bytes
@@ -68,12 +61,12 @@ class Gathering:
     @property
     def least(self) -> int:
         """How many clients every later step needs."""
-        return threshold(len(self.keys), self.colluders)
+        return threshold(len(self.roster), self.colluders)
 
     @property
     def enough_keys(self) -> bool:
         """Whether so many clients showed keys that the others will continue."""
-        return len(self.keys) >= least_shown(len(self.roster.keys), self.colluders)
+        return len(self.keys) >= least_shown(len(self.roster), self.colluders)
 
     def add_keys(self, sender: str, message: Any) -> None:
         """Step 1."""
@@ -84,7 +77,7 @@ class Gathering:
     def shown_keys(self) -> list[Table]:
         """All keys, for everybody who showed some."""
         if not self.enough_keys:
-            count = len(self.roster.keys)
+            count = len(self.roster)
             least = least_shown(count, self.colluders)
             raise TooFew(f"{len(self.keys)} of {count} clients showed keys, {least} are needed")
         return [self.keys[name] for name in sorted(self.keys)]
@@ -241,12 +234,10 @@ class Gathering:
         if self.blamed:
             raise TooFew(f"shares do not fit together: {', '.join(sorted(self.blamed))} lied")
         for own in owns.values():
-            add_mask(total, derived(own, "own", label), -1)
-        for name, private in masks.items():
+            add_own(total, own, label, -1)
+        for name, private in masks.items():  # what they would have added cancels the others' masks
             for other in self.inputs:
-                pair = pair_label(label, name, other)
-                seed = agreed(private, self.public[other]["masks"], "mask", pair)
-                add_mask(total, seed, -1 if other < name else +1)
+                add_pair(total, private, self.public[other]["masks"], label, name, other)
         return total
 
     def _check(self, name: str, right: bool) -> None:

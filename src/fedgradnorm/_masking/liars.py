@@ -45,7 +45,7 @@ def proved_liar(given: Any, attempt: Attempt, roster: Roster, colluders: int) ->
             name, body = roster.said(earlier, "reveal", message)
             if digest(body["own"][liar]) == dealt[name]["own"]:
                 shares[places[name]] = body["own"][liar]
-        least = threshold(len(dealt), colluders)
+        least = threshold(len(roster), colluders)
         joined = _joined(dict(sorted(shares.items())[:least])) if len(shares) >= least else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Unsafe("the proof that somebody lied cannot be read") from error

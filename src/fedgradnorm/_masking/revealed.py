@@ -2,6 +2,8 @@
 
 The file is appended to before shares are shown, and every run in the state folder reads it: a
 second run, another round or another attempt with a network that was used before is the same state.
+So is another agreement that begins with the same network: clients would begin with the same heads
+and batches, and a server may tell them a first network that differs by what CPUs round.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from fedgradnorm._masking.roster import Phase, Unsafe
 
-RUN, AHEAD = "run", "ahead"
+RUN, AHEAD, START = "run", "ahead", "start"
 
 
 class Revealed:
@@ -28,13 +30,21 @@ class Revealed:
                 if len(words) == 4 and words[3] == ".":
                     self.facts[words[0], words[1]] = words[2]
 
-    def bind(self, agreement: str, run: str) -> None:
-        """One agreement has one run: the first one to which this client gives an input."""
-        self.check_run(agreement, run)
-        self._add({(RUN, agreement): run})
+    def bind(self, agreement: str, run: str, start: str) -> None:
+        """One agreement has one run, and the network that a run starts with has one agreement.
 
-    def check_run(self, agreement: str, run: str) -> None:
-        """Unsafe if it is another run of an agreement than the first one."""
+        They are the first ones for which this client gives an input.
+        """
+        self.check_run(agreement, run, start)
+        self._add({(RUN, agreement): run, (START, start): agreement})
+
+    def check_run(self, agreement: str, run: str, start: str) -> None:
+        """Unsafe if it is another run, or another agreement, than the first one."""
+        if self.facts.get((START, start), agreement) != agreement:
+            raise Unsafe(
+                "it participated in another agreement that began with the same network, and the "
+                "difference of sums would show single clients; agree on another seed"
+            )
         if self.facts.get((RUN, agreement), run) != run:
             raise Unsafe(
                 "it participated in another run of this agreement, and the difference of sums "

@@ -74,6 +74,23 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What a sum is of: part of every mask, and signed with every input.
+
+    The digest of the network; that of the sums a client settled its weight by and moves by.
+    ``ahead``: whether an update's sum carries the round's signals, too.
+    """
+
+    network: str
+    sums: str = ""
+    ahead: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        """As it is signed."""
+        return {"network": self.network, "sums": self.sums, "ahead": self.ahead}
+
+
+@dataclass(frozen=True)
 class PublicKey:
     """The public half of a client's signing key, as text, and a fingerprint to read aloud."""
 
@@ -201,6 +218,9 @@ class Roster:
 
     keys: Mapping[str, bytes]
 
+    def __len__(self) -> int:
+        return len(self.keys)
+
     @property
     def digest(self) -> str:
         """A name for all names and keys."""
@@ -243,17 +263,18 @@ class Signer:
 
 
 def least_shown(clients: int, colluders: int) -> int:
-    """How many of all clients must show keys, so that colluders stay a minority."""
-    return max(FEWEST, -(-3 * clients // 4), colluders + 2)
+    """How many of all clients must show keys: three quarters, and enough to unmask a sum."""
+    return max(-(-3 * clients // 4), threshold(clients, colluders))
 
 
-def threshold(shown: int, colluders: int) -> int:
-    """How many of the clients that showed keys it takes to unmask a sum: t, with 2 t > m + c.
+def threshold(clients: int, colluders: int) -> int:
+    """How many of all clients it takes to unmask a sum: t, with 2 t > n + c.
 
     An honest client shows shares for one list of survivors, a colluder for two. Two lists would
-    need 2 t of the m + c shares there are at most.
+    need 2 t of the n + c shares there are at most. With a threshold of those that showed keys, a
+    server that shows different keys to two halves of the clients could unmask a sum in each.
     """
-    return max(FEWEST, (shown + colluders) // 2 + 1)
+    return max(FEWEST, (clients + colluders) // 2 + 1)
 
 
 def digest(value: Any) -> str:

@@ -17,15 +17,9 @@ from typing import Any
 import numpy as np
 
 from fedgradnorm._masking import shamir
-from fedgradnorm._masking.attempt_keys import (
-    AttemptKeys,
-    agreed,
-    check_public,
-    derived,
-    share_digests,
-)
+from fedgradnorm._masking.attempt_keys import AttemptKeys, check_public, share_digests
 from fedgradnorm._masking.liars import proved_liar
-from fedgradnorm._masking.mask_stream import add_mask
+from fedgradnorm._masking.masks import add_own, add_pair, mask_label
 from fedgradnorm._masking.revealed import Revealed
 from fedgradnorm._masking.ring import Words
 from fedgradnorm._masking.roster import (
@@ -34,6 +28,7 @@ from fedgradnorm._masking.roster import (
     Phase,
     Roster,
     Signer,
+    Subject,
     Table,
     Unsafe,
     digest,
@@ -43,7 +38,6 @@ from fedgradnorm._masking.roster import (
     threshold,
     to_text,
 )
-from fedgradnorm._masking.subject import Subject, mask_label, pair_label
 
 KEPT = 2  # attempts whose secrets are kept: one that is summed, and one that is prepared
 
@@ -72,7 +66,8 @@ class Session:
     """One client in one run of one agreement.
 
     ``state`` is what was kept of it before, ``revealed`` what the client has let be seen in all
-    runs. At most one attempt has an input that could still be unmasked.
+    runs, ``start`` a name for the network that its run starts with. At most one attempt has an
+    input that could still be unmasked.
     """
 
     def __init__(
@@ -85,14 +80,16 @@ class Session:
         colluders: int,
         state: Mapping[str, Any] | None = None,
         revealed: Revealed | None = None,
+        start: str = "",
     ) -> None:
-        if len(roster.keys) < FEWEST:
-            raise Unsafe(f"a roster of {len(roster.keys)}: a sum of so few shows the others' parts")
+        if len(roster) < FEWEST:
+            raise Unsafe(f"a roster of {len(roster)}: a sum of so few shows the others' parts")
         if signer.name not in roster.keys:
             raise Unsafe(f"{signer.name!r} is not on its own roster")
         self.signer, self.roster, self.agreement, self.run = signer, roster, agreement, run
-        self.colluders = colluders
+        self.colluders, self.least = colluders, threshold(len(roster), colluders)
         self.revealed = Revealed() if revealed is None else revealed
+        self.start = start or agreement
         new: dict[str, Any] = {"round": 0, "network": None, "revealed": 0, "attempts": {}}
         self.state = copy.deepcopy(dict(state)) if state else new
         if self.state["network"] is not None:
@@ -100,7 +97,7 @@ class Session:
 
     def keys(self, name: str, round_number: int, phase: Phase) -> dict[str, Any]:
         """Step 1: public keys for a new attempt at one sum."""
-        self.revealed.check_run(self.agreement, self.run)
+        self.revealed.check_run(self.agreement, self.run, self.start)
         if name in self.state["attempts"]:
             raise Unsafe(f"attempt {name[:40]!r} is not new")
         if round_number < self.state["round"]:
@@ -122,7 +119,7 @@ class Session:
         """Step 2: its two secrets in shares, a sealed letter for each of the others."""
         one, attempt = self._at(name, Step.LETTERS)
         public = self._public(attempt, keys, one["said"])
-        names, least = sorted(public), threshold(len(public), self.colluders)
+        names, least = sorted(public), self.least
         secret, sealed, pinned = _secret(one), dict[str, str](), dict[str, Any]()
         parts = [shamir.split(part, least, len(names)) for part in (secret.masks, secret.own)]
         mine: dict[str, dict[str, str]] = {}
@@ -137,6 +134,15 @@ class Session:
         one.update(step=Step.LETTERS, public=public, shares=mine)
         body = {"sealed": sealed, "shares": pinned, "own": public[self.signer.name]["own"]}
         return self.signer.sign(attempt, "letters", body)
+
+    def check_attempt(self, name: str, round_number: int, phase: Phase) -> None:
+        """Unsafe unless the attempt is at this sum of this round, and may be given an input.
+
+        What was trained for one sum would otherwise be seen in another one's attempt, too.
+        """
+        attempt = self._at(name, Step.INPUT)[1]
+        if (attempt.round, attempt.phase) != (round_number, phase):
+            raise Unsafe(f"attempt {name[:40]!r} is for another sum than this input")
 
     def mask(
         self,
@@ -157,19 +163,17 @@ class Session:
         givers = sorted({*letters, me})
         if not set(givers) <= set(public) or me in letters:
             raise Unsafe("letters from clients whose keys were not shown")
-        if len(givers) < threshold(len(public), self.colluders):
+        if len(givers) < self.least:
             raise Unsafe(f"{len(givers)} of {len(public)} clients are too few to hide among")
         self._begin(attempt, subject)
         unreadable = [n for n in givers if n != me and not self._open(attempt, one, n, letters[n])]
         keys, names = digest(public), names_digest(givers)
         label = mask_label(attempt, keys, self.roster.digest, names, subject.facts())
         masked = np.concatenate([numbers, vector])
-        add_mask(masked, derived(secret.own, "own", label), +1)
+        add_own(masked, secret.own, label)
         for other in givers:
             if other != me:
-                pair = pair_label(label, me, other)
-                seed = agreed(secret.masks, public[other]["masks"], "mask", pair)
-                add_mask(masked, seed, +1 if me < other else -1)
+                add_pair(masked, secret.masks, public[other]["masks"], label, me, other)
         front, rest = masked[: len(numbers)], masked[len(numbers) :]
         body = {
             "numbers": to_text(front.tobytes()),
@@ -256,7 +260,7 @@ class Session:
                     "both would be of the same updates"
                 )
         self.revealed.check(network, attempt.phase, subject.ahead)
-        self.revealed.bind(self.agreement, self.run)
+        self.revealed.bind(self.agreement, self.run, self.start)
         state.update(round=attempt.round, network=network, revealed=len(self.revealed.facts))
 
     def _forget(self, most: int) -> None:
@@ -268,7 +272,7 @@ class Session:
 
     def _public(self, attempt: Attempt, keys: Sequence[Table], own: Table) -> dict[str, Any]:
         """The keys by name; each signed by its owner, of enough of all clients."""
-        count, found = len(self.roster.keys), dict[str, dict[str, str]]()
+        count, found = len(self.roster), dict[str, dict[str, str]]()
         if not isinstance(keys, list):
             raise Unsafe("keys: not a list")
         for message in keys:
@@ -310,7 +314,7 @@ class Session:
             isinstance(name, str) for name in survivors
         ):
             raise Unsafe("the list of survivors is no list of names")
-        names, least = set(survivors), threshold(len(one["public"]), self.colluders)
+        names, least = set(survivors), self.least
         if len(names) != len(survivors) or not names <= set(one["givers"]):
             raise Unsafe("the list of survivors names clients that sent nothing, or one twice")
         if self.signer.name not in names:
@@ -336,9 +340,8 @@ class Session:
             name, body = self.roster.said(attempt, "survivors", message)
             if dict(body) == wanted and name in survivors:
                 found.add(name)
-        least = threshold(len(one["public"]), self.colluders)
-        if len(found) < least:
-            raise Unsafe(f"{len(found)} clients agree to this list of survivors, {least} must")
+        if len(found) < self.least:
+            raise Unsafe(f"{len(found)} clients agree to this list of survivors, {self.least} must")
 
 
 def _secret(one: Table) -> AttemptKeys:

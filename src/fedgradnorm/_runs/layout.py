@@ -57,7 +57,7 @@ CA, KEY, STATE = "ca.pem", "client.key", "state"
 ROSTER, SIGNING = "roster.toml", "signing.key"
 """In a private federation: the public keys of all clients, and a client's own to sign with."""
 
-NODE, SLOTS = "node", ("state-0.safetensors", "state-1.safetensors")
+NODE, SLOTS = "node.txt", ("state-0.safetensors", "state-1.safetensors")
 """In the folder of a client's state: which node it was, and its last two rounds."""
 LEDGER, LEDGER_SEEN = "privacy.jsonl", "privacy.witness"
 """Next to them, of a private client: what it has spent, and in a run's folder what that run saw."""
@@ -67,8 +67,11 @@ what it measured in each round."""
 
 MASKING, LEVELS, TRAINED = "masking.json", "levels", "trained.safetensors"
 """Next to them, in a private federation: keys of attempts, the client's level, and its update."""
-REVEALED = "revealed"
-"""In the folder of a client's state: which sums it has let be seen in all runs."""
+REVEALED = "revealed.txt"
+"""In the folder of a client's state: which sums it has let be seen in all runs.
+
+Each file there has a dot in its name. No run has: the server names runs, and each is a folder.
+"""
 
 TEMPORARY = ".*.tmp"
 """The pattern of files that are being written, or that a kill has left."""

@@ -15,8 +15,7 @@ from fedgradnorm._flower.wire.sum_messages import SumAnswer, SumOrder, decode_su
 from fedgradnorm._flower.wire.transport import Exchange, InMemory
 from fedgradnorm._masking.gathering import Gathering
 from fedgradnorm._masking.ring import LIMBS, unpack_vector
-from fedgradnorm._masking.roster import Attempt, Phase, Unsafe, digest
-from fedgradnorm._masking.subject import Subject
+from fedgradnorm._masking.roster import Attempt, Phase, Subject, Unsafe, digest
 
 
 class Said(Exception):
@@ -64,9 +63,15 @@ class Hostile:
         at.close_letters()
         return at
 
-    def inputs(self, at: Gathering, give: dict[str, Any], shared: Tensor, state: int = 0) -> None:
-        """Everybody's masked input; ``give`` is what they are told."""
-        number, phase = at.attempt.round, at.attempt.phase
+    def inputs(
+        self, at: Gathering, give: dict[str, Any], shared: Tensor, state: int = 0, **asked: Any
+    ) -> None:
+        """Everybody's masked input; ``give`` is what they are told.
+
+        ``asked``: a ``part`` or ``number`` of another sum than the attempt's.
+        """
+        number = asked.get("number", at.attempt.round)
+        phase = asked.get("part", at.attempt.phase)
         chain = chained(give.get("chain", ""), give["since"])
         used = [sums_of(*give["sums"]).digest] if "sums" in give else []
         subject = Subject(network_digest(shared), digest([chain, *used]), give["ahead"])
@@ -80,10 +85,10 @@ class Hostile:
             front = LIMBS * sum(self.kinds[phase].values())
             at.add_input(name, answer.gives["input"], subject, answer.masked, front)
 
-    def revealed(self, at: Gathering) -> np.ndarray:
-        """The sum."""
+    def revealed(self, at: Gathering, silent: Sequence[str] = ()) -> np.ndarray:
+        """The sum; nothing is asked of those who are ``silent``."""
         left, about = at.survivors(), {"run": at.attempt.run, "round": at.attempt.round}
-        for name in left:
+        for name in sorted(set(left) - set(silent)):
             one = {"attempt": at.attempt.name, "survivors": left}
             answer = self.ask(name, {"reveal": one}, **about)
             at.add_reveal(name, answer.gives["reveal"])
@@ -97,8 +102,12 @@ class Hostile:
         shared: Tensor | None = None,
         given: dict[str, Any] | None = None,
         state: int = 0,
+        silent: Sequence[str] = (),
     ) -> tuple[Gathering, np.ndarray]:
-        """Both sums of a round over ``names``; the attempt and the words of the second."""
+        """Both sums of a round over ``names``; the attempt and the words of the second.
+
+        Who is ``silent`` is asked for no shares of the second.
+        """
         shared = self.first if shared is None else shared
         give = {"told": {}, "since": [], "ahead": False, **(given or {})}
         signals = self.prepared(names, run, number)
@@ -107,7 +116,7 @@ class Hostile:
         update = self.prepared(names, run, number, Phase.UPDATE)
         give |= {"signals": told(signals), "sums": (signals, first)}
         self.inputs(update, give, shared, state)
-        return update, self.revealed(update)
+        return update, self.revealed(update, silent)
 
     def vector(self, words: np.ndarray) -> Tensor:
         """The summed update."""

@@ -29,8 +29,10 @@ def five() -> Sequence[Client]:
 class Secret(Together):
     """As ``Together``, private. ``before`` may lose a client before an order reaches it."""
 
-    def __init__(self, *given: Any, colluders: int = -1, **named: Any) -> None:
-        self.colluders = colluders
+    def __init__(
+        self, *given: Any, colluders: int = -1, digest: str = "agreed", **named: Any
+    ) -> None:
+        self.colluders, self.digest = colluders, digest
         super().__init__(*given, **{"clients": five, **named})
         self.before: Before = lambda *_: None
         plain = self.exchange.ask
@@ -51,7 +53,7 @@ class Secret(Together):
         texts = {n: to_text(k) for n, k in zip(self.names, keys, strict=True)}
         terms = PrivateTerms(texts, colluders=self.colluders)
         agreed = super().agreed(scalars)
-        return Agreement(agreed.settings, agreed.rounds, scalars, "agreed", terms)
+        return Agreement(agreed.settings, agreed.rounds, scalars, self.digest, terms)
 
     def coordinator(self, given: tuple[Any, ...]) -> PrivateCoordinator:
         return PrivateCoordinator(*given)

@@ -17,7 +17,6 @@ from engines.flower.secret import Secret, five
 from fedgradnorm._flower.agreement import agree
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.private.private_terms import PrivateTerms
-from fedgradnorm._flower.private.verified_sums import parted
 from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm._flower.wire.sum_messages import SumOrder
 from fedgradnorm._masking.ring import LIMBS, unpack_numbers
@@ -121,6 +120,29 @@ def test_lost_once_at_any_step_where_all_are_needed_the_network_is_the_same(
         else None
     )  # fmt: skip
     assert torch.equal(secret.run(), undisturbed)
+
+
+@pytest.mark.parametrize("step", ["signals", "update"])
+def test_a_sum_that_lacks_shares_is_repeated_over_the_same_clients(step, tmp_path):
+    """One is lost before its input and comes back, another before its shares: no list but the
+    first one has shares of those who showed some.
+    """
+    secret = Secret(tmp_path, rounds=2, patience=Patience(minimum=4, attempts=2))
+    lost = iter([("side2", step), ("side", "reveal")])
+    waiting = [next(lost)]
+
+    def before(name, order):
+        if (name, step_of(order)) != waiting[0]:
+            return None
+        waiting[0] = next(lost, None)
+        return "gone"
+
+    secret.before = before
+    secret.run()
+    assert secret.server.round == 2
+    assert {name: secret.server.states[name] for name in NAMES} == {
+        **dict.fromkeys(NAMES, 2), "side2": 1,
+    }  # fmt: skip
 
 
 def test_clients_that_start_anew_before_every_message_go_on_from_their_files(tmp_path, undisturbed):
@@ -273,7 +295,7 @@ def test_a_client_lost_between_the_sums_of_a_round_shows_none_of_its_signals(mak
     assert (first, count, second, fewer) == ((0, Phase.SIGNALS), 5, (0, Phase.UPDATE), 4)
     kinds = secret.server.kinds[Phase.UPDATE]
     numbers = unpack_numbers(words[: LIMBS * sum(kinds.values())])
-    assert parted(numbers, kinds)["first"] == [4.0, *[0.0] * (kinds["first"] - 1)]
+    assert numbers[-kinds["first"] :] == [4.0, *[0.0] * (kinds["first"] - 1)]
     assert secret.server.round == 2
 
 

@@ -28,8 +28,7 @@ from fedgradnorm._flower.private.verified_sums import (
 from fedgradnorm._flower.wire.sum_messages import SumAnswer, SumOrder, decode_sum_answer
 from fedgradnorm._masking.gathering import Gathering
 from fedgradnorm._masking.ring import LIMBS, Words, unpack_vector
-from fedgradnorm._masking.roster import Attempt, Phase, digest, least_shown, threshold
-from fedgradnorm._masking.subject import Subject
+from fedgradnorm._masking.roster import Attempt, Phase, Subject, digest, least_shown, threshold
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._training.callbacks import Progress
 from fedgradnorm.weighting._secure_sums import secure_sums
@@ -68,7 +67,7 @@ class PrivateCoordinator(Coordinator):
 
     def _least(self, drawn: list[str], asked: list[str]) -> int:
         """Clients that a sum needs: ``minimum``, or all who still participate, or the threshold."""
-        return max(super()._least(drawn, asked), threshold(len(asked), self.terms.colluders))
+        return max(super()._least(drawn, asked), threshold(len(self.names), self.terms.colluders))
 
     def _needed(self, drawn: list[str], asked: list[str]) -> int:  # noqa: ARG002
         return least_shown(len(drawn), self.terms.colluders)

@@ -38,10 +38,9 @@ from fedgradnorm._flower.wire.sum_messages import (
     encode_sum_answer,
 )
 from fedgradnorm._masking.revealed import Revealed
-from fedgradnorm._masking.ring import Unfit, Words, pack_numbers, pack_vector
-from fedgradnorm._masking.roster import Phase, Signer, Unsafe, digest
+from fedgradnorm._masking.ring import Words, pack_numbers, pack_vector
+from fedgradnorm._masking.roster import Phase, Signer, Subject, Unsafe, digest
 from fedgradnorm._masking.session import Session
-from fedgradnorm._masking.subject import Subject
 from fedgradnorm._round.reports import SENT
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import LEVELS, MASKING, REVEALED, TRAINED
@@ -72,6 +71,7 @@ class SecureSumClient:
         self.revealed = Revealed(folder / REVEALED)
         self.bound = NetworkBound(agreement.settings)
         self._first_network = self.like.clone()
+        self._start = network_digest(self._first_network)
         weighting.run_seed = agreement.settings.seed
         self.level = OwnLevel(weighting, self.name, self.terms.largest_ratio)
 
@@ -134,6 +134,7 @@ class SecureSumClient:
             colluders=self.terms.colluders,
             state=json.loads(path.read_text(encoding="utf-8")) if path.exists() else {},
             revealed=self.revealed,
+            start=self._start,
         )
 
         def keep() -> None:
@@ -149,6 +150,7 @@ class SecureSumClient:
         nothing, and only its own log has the reason.
         """
         ahead, phase = bool(ask["ahead"]), Phase(ask["part"])
+        session.check_attempt(ask["attempt"], order.round, phase)
         state = self._settled(order, ask, session)
         since = [str(one) for one in ask["since"]]
         if state["known"] + len(since) != order.round:
@@ -173,26 +175,28 @@ class SecureSumClient:
             after = {**state, "rounds": order.state_round + 1, "pending": pending}
             self._levels(order.run).save(after, keep=order.state_round)
         packed = pack_numbers(numbers)
-        return sent(session.mask(ask["attempt"], ask["letters"], subject, packed, vector))
+        message, rest = session.mask(ask["attempt"], ask["letters"], subject, packed, vector)
+        return message, rest if len(rest) else None
 
     def _part(
         self, phase: Phase, state: State, trained: State, used: Sequence[float], ahead: bool
     ) -> tuple[list[float], Words, bool]:
-        """Numbers and vector of an input, and whether they are only zeros."""
-        words = len(self.like) if phase == Phase.UPDATE else 0
+        """Numbers and vector of an input, and whether they are only zeros.
+
+        Whatever is raised here may depend on the client's data.
+        """
+        nothing = np.zeros(len(self.like) if phase == Phase.UPDATE else 0, dtype=np.uint64)
         try:
             if trained["failed"]:
                 raise NoPart("its loss or gradient could not be used")
             if phase == Phase.SIGNALS:
-                numbers, vector = self.level.first(state, trained["reported"]), no_words(0)
-            else:
-                given = (state, trained["reported"], used, ahead)
-                coefficient, numbers, _ = self.level.second(*given)
-                vector = self._vector(coefficient, trained["update"])
-            return numbers, vector, False
-        except (NoPart, Unfit) as error:
-            log.warning("this client adds nothing to the sum: %s", error)
-            return self.level.nothing(phase), no_words(words), True
+                return self.level.first(state, trained["reported"]), nothing, False
+            given = (state, trained["reported"], used, ahead)
+            coefficient, numbers, _ = self.level.second(*given)
+            return numbers, self._vector(coefficient, trained["update"]), False
+        except Exception as error:
+            log.warning("this client adds nothing to the sum: %r", error)
+            return self.level.nothing(phase), nothing, True
 
     def _levels(self, run: str) -> Slots:
         return Slots(self.folder / run / LEVELS)
@@ -217,7 +221,7 @@ class SecureSumClient:
     def _check_last(
         self, order: SumOrder, ask: Mapping[str, Any], session: Session, name: str
     ) -> None:
-        """Unsafe unless the last round was summed, which this client has no part in.
+        """Unsafe unless the last round was summed, and this client has no part in that sum.
 
         Its clients asked for the same. So no round can be skipped, and the network check allows
         no more steps than there were rounds.
@@ -225,6 +229,8 @@ class SecureSumClient:
         sums = verified(ask["told"].get(str(order.round - 1)), session, self.level.sizes)
         if (sums.round, sums.phase, sums.digest) != (order.round - 1, Phase.UPDATE, name):
             raise Unsafe("the server does not show the sums of the last round")
+        if self.name in sums.names:
+            raise Unsafe("the last round's sum has this client's part, from the state before it")
 
     def _used(
         self, order: SumOrder, ask: Mapping[str, Any], session: Session, first: Subject
@@ -323,14 +329,3 @@ class SecureSumClient:
         about = (order.run, order.digest, order.round, order.state_round)
         self.client.answer(Order("finish", *about, order.shared))
         return SumAnswer(order.run, order.round, order.state_round, {})
-
-
-def no_words(count: int) -> Words:
-    """A vector of zeros."""
-    return np.zeros(count, dtype=np.uint64)
-
-
-def sent(given: tuple[dict[str, Any], Words]) -> tuple[dict[str, Any], Words | None]:
-    """A signed message and its masked vector, None where that has no words."""
-    message, rest = given
-    return message, rest if len(rest) else None

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedgradnorm._flower.wire.sum_messages import SumAnswer
 from fedgradnorm._masking.gathering import Gathering, TooFew
 from fedgradnorm._masking.liars import proof
 from fedgradnorm._masking.ring import Words
-from fedgradnorm._masking.roster import Phase, Unsafe
-from fedgradnorm._masking.subject import Subject
+from fedgradnorm._masking.roster import Phase, Subject, Unsafe
 
 log = logging.getLogger("fedgradnorm")
 
@@ -55,13 +54,16 @@ class Summing:
         self.ask, self.new, self.refuse = ask, new, refuse
         self.exchanges = 0
         self.proofs: list[Any] = []  # of lies in this sum, for those who gave shares for it
+        self.left: list[str] = []  # whom they gave them for: they give none for another list
         self.summed: Key | None = None
         self._next: Gathering | None = None
 
     def sum(self, wanted: Wanted) -> tuple[Gathering, Words]:
         """The attempt and the sum; TooFew if too many are lost."""
         if wanted.key != self.summed:
-            self.proofs, self.summed = [], wanted.key
+            self.proofs, self.left, self.summed = [], [], wanted.key
+        if self.left:
+            wanted = replace(wanted, names=[n for n in wanted.names if n in self.left])
         at = self._prepared(wanted)
         after = None if wanted.then is None else self.new(wanted.then[0])
         asks: dict[str, dict[str, Any]] = {
@@ -112,6 +114,7 @@ class Summing:
         shown = after.shown_keys() if after else []
         for name in after.keys if after else ():
             asks.setdefault(name, {})["letters"] = {**_about(after), "keys": shown}
+        self.left = left
         for name, answer in self._exchange(asks).items():
             given = answer.gives
             if "reveal" in given:

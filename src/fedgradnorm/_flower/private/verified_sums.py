@@ -12,15 +12,15 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
 
 from fedgradnorm._masking.gathering import Gathering, TooFew
 from fedgradnorm._masking.ring import LIMBS, Words, unpack_numbers
-from fedgradnorm._masking.roster import Attempt, Phase, Unsafe, digest
+from fedgradnorm._masking.roster import Attempt, Phase, Subject, Unsafe, digest
 from fedgradnorm._masking.session import Session
-from fedgradnorm._masking.subject import Subject
 
 RANGE = 2.0**50  # of one client's number
 PRESENT, COUNT = "present", 0
@@ -93,7 +93,8 @@ def usable(numbers: Sequence[float], sizes: Mapping[str, int], clients: int) -> 
 
     Each client adds 1 to ``present``. One that could not train adds nothing to all the others.
     """
-    parts = parted(numbers, sizes)
+    rest = iter(numbers)  # as many as ``sizes`` has: inputs of another length are refused
+    parts: dict[str, Any] = {name: list(islice(rest, size)) for name, size in sizes.items()}
     good = all(math.isfinite(x) and abs(x) <= clients * RANGE for x in numbers)
     if not good or parts.pop(PRESENT) != [clients]:
         return {}
@@ -101,17 +102,6 @@ def usable(numbers: Sequence[float], sizes: Mapping[str, int], clients: int) -> 
     if not 1 <= active <= clients or active != int(active):
         return {}
     return parts if parts.get("coefficient", [1.0])[0] > 0 else {}
-
-
-def parted(numbers: Sequence[float], sizes: Mapping[str, int]) -> dict[str, list[float]]:
-    """The sums by kind."""
-    found, start = {}, 0
-    for name, size in sizes.items():
-        found[name] = list(numbers[start : start + size])
-        start += size
-    if start != len(numbers):
-        raise Unsafe(f"{len(numbers)} sums instead of {start}")
-    return found
 
 
 def network_digest(shared: Tensor) -> str:

@@ -85,18 +85,6 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     return facts, arrays
 
 
-def facts_of(content: bytes) -> dict[str, Any]:
-    """The facts of a message alone, unchecked; its arrays are not copied."""
-    try:
-        start = 8 + int.from_bytes(content[:8], "little")
-        first, end = json.loads(content[8:start])[FACTS]["data_offsets"]
-        return dict(_parsed(content[start + first : start + end]))
-    except Refused:
-        raise
-    except Exception as error:  # as in unpack
-        raise Refused(f"the message cannot be read ({type(error).__name__})") from error
-
-
 def decode(
     kind: type[Message],
     content: bytes,
@@ -226,7 +214,7 @@ def decode_order(
     A head may be in it only where the client has agreed to share its own: then ``head`` is a tensor
     like it, and ``group`` the name of those to share it with.
     """
-    if head is not None and not facts_of(content).get("group"):
+    if head is not None and not unpack(content)[0].get("group"):
         group, head = "", None  # nobody else of its group participates
     arrays = _arrays(shared=shared, head=head)
     room = ORDERS + sum(array.nbytes for array in arrays.values())
