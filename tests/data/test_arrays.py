@@ -87,7 +87,7 @@ def test_whole_number_inputs_stay_unless_standardised():
         ({"test_share": 0.5, "validation_share": 0.5}, DataError, "leaves none"),
         ({"test": (X[:, :1], Y)}, DataError, "test x"),
         ({"test": (X[:3], Y)}, DataError, "'a', test data"),
-        ({"standardize": "targets"}, ConfigError, "cannot be standardised"),
+        ({"standardize": "targets"}, ConfigError, "cannot be standardized"),
         ({"standardize": "both"}, ConfigError, "'both'"),
         ({"seed": -1}, ConfigError, "seed"),
         ({"seed": 0.5}, ConfigError, "seed"),

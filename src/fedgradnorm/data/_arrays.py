@@ -1,4 +1,4 @@
-"""Your own arrays as a client, with seeded hold-out shares and standardisation."""
+"""Your own arrays as a client, with seeded hold-out shares and standardization."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def client_from_arrays(
     plain = isinstance(_sample(client.train[0]), torch.Tensor)
     if inputs and not plain:
         raise ConfigError(
-            f"client {name!r}: named inputs and sequences are not standardised where they are "
+            f"client {name!r}: named inputs and sequences are not standardized where they are "
             "arrays; scale them beforehand, and use standardize='targets' for the targets"
         )
     try:
@@ -101,7 +101,7 @@ def _sample(x: Any) -> Any:
 
 
 def scaled_pair(pair: Split, scaling: Scaling, *, inputs: bool = True) -> Pair:
-    """A checked split, standardised; one that is read batch by batch will be so."""
+    """A checked split, standardized; one that is read batch by batch will be so."""
     x, y = pair
     if isinstance(x, Streamed):
         of_x = scaling.scale_inputs if inputs and scaling.input_mean is not None else None
@@ -148,7 +148,7 @@ def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]
     regression = task.has_real_targets
     if isinstance(standardize, Mapping):
         if "target_mean" in standardize and not regression:
-            raise ConfigError(f"client {name!r}: class labels cannot be standardised")
+            raise ConfigError(f"client {name!r}: class labels cannot be standardized")
         return "mean" in standardize, "target_mean" in standardize
     if standardize is True or standardize is False:
         return standardize, standardize and regression
@@ -159,7 +159,7 @@ def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]
         )
     if standardize == "targets" and not regression:
         raise ConfigError(
-            f"client {name!r}: class labels cannot be standardised; use standardize='inputs'"
+            f"client {name!r}: class labels cannot be standardized; use standardize='inputs'"
         )
     return standardize == "inputs", standardize == "targets"
 
@@ -226,7 +226,7 @@ def scaled(clients: Sequence[Client], how: How) -> list[Client]:
 
 
 def standardized_together(clients: Sequence[Client]) -> list[Client]:
-    """Clients with inputs standardised by the training rows of all of them.
+    """Clients with inputs standardized by the training rows of all of them.
 
     A column that a client does not have counts for nothing, and is 0 there. Targets stay as each
     client's own scaling left them.

@@ -42,7 +42,7 @@ def ordinal_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Mean binary cross-entropy of each row over the questions "is it above class k?".
 
     The loss of CORAL (Cao, Mirjalili, Raschka 2020): an answer two classes away costs more than one
-    that is the neighbour.
+    that is the neighbor.
     """
     logits = thresholds(output)
     above = target[:, None] > torch.arange(logits.shape[1], device=target.device)

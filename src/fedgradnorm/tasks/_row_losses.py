@@ -65,7 +65,7 @@ class WeightedLoss:
         return weight * F.cross_entropy(output, target, reduction="none")[:, None]
 
     def _counts(self, target: Tensor) -> Tensor:
-        """How many labelled training rows each class has; of labels, their zeros and ones."""
+        """How many labeled training rows each class has; of labels, their zeros and ones."""
         if not self.binary:
             classes = target[known(target)].to(torch.int64)
             return torch.bincount(classes, minlength=self.count)[None]

@@ -1,6 +1,6 @@
 """A run that begins where another one ended: its network, heads and statistics.
 
-Optimisers, weights and first losses start anew, so what follows is a new training.
+Optimizers, weights and first losses start anew, so what follows is a new training.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Start:
     def announce(self) -> None:
         fresh = [client.name for client in self.clients if client.name not in self.known]
         log.info(
-            "start: network of run %s; heads taken over for %s; fresh heads for %s",
+            "starting from run %s: its network, and its heads for %s; new heads for %s",
             self.fingerprint, _some(self.known), _some(fresh),
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Rows of files as a client: read, checked, split, encoded, standardised."""
+"""Rows of files as a client: read, checked, split, encoded, standardized."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def load(
             for part, (rows, at) in parts.items()
         }
         tell_unlabelled(who, list(y.values()))
-        # Of several tasks some may have no targets to standardise.
+        # Of several tasks some may have no targets to standardize.
         none = bool(key) and standardize == "targets" and not KINDS[target.task].real
         how = False if none else standardize
         pairs = {part: (x[part], own) for part, own in y.items()}

@@ -50,7 +50,7 @@ class Feed:
 
     ``rows`` are those that belong to it, all by default; ``where`` names client and split in
     messages. ``change_x`` and ``change_y`` are done to each batch in turn: class numbers for
-    texts, standardisation. ``workers`` threads read ahead; 0 reads in the caller's own thread.
+    texts, standardization. ``workers`` threads read ahead; 0 reads in the caller's own thread.
     """
 
     source: Source
