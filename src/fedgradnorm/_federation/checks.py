@@ -50,9 +50,7 @@ def check_clients(clients: Sequence[Client], settings: Settings) -> None:
     for names in ([client.name for client in clients], owners):
         twice = next((name for name, times in Counter(names).items() if times > 1), None)
         if twice is not None:
-            raise DataError(
-                f"two clients are named {twice!r}; every client needs a name of its own"
-            )
+            raise DataError(f"two clients are named {twice!r}; give every client a different name")
     if settings.first_loss == "log_classes":
         for client in clients:
             if client.task.classes is None:

@@ -185,7 +185,7 @@ def held_out(
             raise ConfigError(f"{where} and {split} data are both given; choose one")
         count = round(share * size)
         if count == 0:
-            raise DataError(f"{where} {share} of {size} rows is no row; raise it or set it to 0")
+            raise DataError(f"{where} {share} of {size} rows selects none; raise it or set it to 0")
         moved[split] = np.sort(order[start : start + count])
         start += count
     if moved and start >= size:
@@ -304,5 +304,5 @@ def chosen(what: str, given: Any, known: Sequence[Any]) -> list[Any]:
         elif isinstance(one, bool | float) or one not in known:
             raise ConfigError(f"{what}: {one!r} is none of {known[0]} .. {known[-1]}")
     if len(set(names)) < len(names):
-        raise ConfigError(f"{what}: one stands twice in {list(names)}; name each once")
+        raise ConfigError(f"{what}: {list(names)} lists one twice; name each once")
     return list(names)

@@ -212,6 +212,4 @@ def _listed(labels: Sequence[str] | None) -> tuple[str, ...] | None:
 
 def _only_one(loss: LossFunction | None, what: str) -> None:
     if loss is not None:
-        raise ConfigError(
-            f"{what} and a custom loss are both given; weight inside the loss"
-        )
+        raise ConfigError(f"{what} and a custom loss are both given; weight inside the loss")
