@@ -42,14 +42,15 @@ def client_from_arrays(
     standardize: Standardize = False,
     seed: int = 0,
 ) -> Client:
-    """A client from arrays or tensors ``(x, y)``.
+    """Make a client from arrays or tensors ``(x, y)``; it can hold out and standardize examples.
 
-    ``validation_share`` and ``test_share`` hold out that part of the training rows, drawn with
-    ``seed``; the rows keep their order. ``standardize`` is learned on the rows that remain for
-    training: True means inputs, and targets of a regression; ``"inputs"`` or ``"targets"`` one. A
-    table ``{"mean": [...], "std": [...]}`` gives public constants instead, as a client with
-    ``privacy`` needs them; ``target_mean`` and ``target_std`` are those of a regression's targets.
-    What was learned is the client's ``scaling``, so a run's ``predict`` takes raw values.
+    ``validation_share`` and ``test_share`` are the shares of the training examples to hold out,
+    drawn with ``seed``; the examples keep their order. With ``standardize=True``, inputs and
+    regression targets are scaled with statistics of the remaining training examples; with
+    ``"inputs"`` or ``"targets"``, only one of them. A client with ``privacy`` needs public
+    constants instead: ``{"mean": [...], "std": [...]}``, and for a regression's targets
+    ``target_mean`` and ``target_std``. The client remembers its ``scaling``, so ``predict`` takes
+    raw values.
 
     >>> from fedgradnorm import regression
     >>> x = np.arange(20.0).reshape(10, 2)

@@ -39,11 +39,11 @@ LEAST_INSIDE = 0.25
 
 @dataclass(frozen=True)
 class Images:
-    """A folder of images that the table names; they become [1 or 3, size, size] in 0 .. 1.
+    """A folder of images that the table lists; inputs are [1 or 3, size, size] from 0 to 1.
 
     Args:
-        images: folder of the images that the table names.
-        size: images become size x size pixels.
+        images: the folder, or zip archive, of the images that the table lists.
+        size: images are resized to size x size pixels.
         color: "gray" or "rgb".
     """
 
