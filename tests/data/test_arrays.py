@@ -83,7 +83,7 @@ def test_whole_number_inputs_stay_unless_standardised():
         ({"test_share": float("nan")}, ConfigError, "below 1"),
         ({"validation_share": True}, ConfigError, "validation_share"),
         ({"test_share": 0.5, "test": (X, Y)}, ConfigError, "both given"),
-        ({"test_share": 0.01}, DataError, "no row"),
+        ({"test_share": 0.01}, DataError, "selects none"),
         ({"test_share": 0.5, "validation_share": 0.5}, DataError, "leaves none"),
         ({"test": (X[:, :1], Y)}, DataError, "test x"),
         ({"test": (X[:3], Y)}, DataError, "'a', test data"),
