@@ -15,7 +15,7 @@ docs: $(DEV)       ## the site, in build/site; every warning is an error
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-test: $(DEV)       ## the tests to run before a merge: laws and behaviour
+test: $(DEV)       ## the tests to run before a merge: laws and behavior
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: $(DEV)  ## kills, real processes over TLS, browsers, pages, benchmarks, oldest dependencies

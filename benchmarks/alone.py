@@ -4,7 +4,7 @@
     python benchmarks/alone.py --device cuda    # alone-gpu.json
 
 139 schools with a small network, the real ones where FEDGRADNORM_DATA names the folder, and ten
-clients with Network 1. All three are run in turn, so the ratios are of neighbours in time. On a GPU
+clients with Network 1. All three are run in turn, so the ratios are of neighbors in time. On a GPU
 whole runs of Network 1 are timed too, with set-up: bare ones, and with evaluations.
 """
 

@@ -5,7 +5,7 @@
 
 FedAvg and FedRep train a CNN with dropout: 1,000 users of 50 images 3x32x32, 50 users per round,
 five SGD steps of batch 10. The small federation has 100 clients, a 28-32-16 network with dropout,
-batch 16 and five local steps. Executors run in turn; ratios are of neighbours in time. On a GPU a
+batch 16 and five local steps. Executors run in turn; ratios are of neighbors in time. On a GPU a
 whole FedAvg run of 1,500 rounds is timed too, and pfl-research on the same work where it is there.
 """
 

@@ -5,8 +5,8 @@
 Every client promises its rows (epsilon, delta)-differential privacy, with full batches. School is
 prepared as in the repository of Liu et al. (arXiv 2206.07902): a fifth of each school's pupils is
 held out, scores of 1 to 70 become 0 to 1, delta is 1e-3, clip 1, the model linear (ours has 8
-linear features between inputs and output). Their optimiser, batches and 200 rounds are not ours.
-They standardise inputs by school, which the budget does not cover: here indicators become -1 and 1,
+linear features between inputs and output). Their optimizer, batches and 200 rounds are not ours.
+They standardize inputs by school, which the budget does not cover: here indicators become -1 and 1,
 and percentages -1 to 1. Private runs have 20 rounds, because every round costs; the others 40.
 Every arm at every epsilon has a rate and a momentum of its own: those of RATES that do best on the
 test rows of seed 0, for clients alone on those of every fourth client. The table has the seeds from

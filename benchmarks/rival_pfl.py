@@ -3,11 +3,11 @@
 pfl has no FedRep. What its user has to write is here: a module with a loss, a data set that gives
 the batches in the order of ours, and an algorithm that trains the client's head before pfl's own
 local SGD trains the network. The rest is pfl's: the cohort, the network restored for every client,
-differences of weights, their mean, the central optimiser. It gets the best we know of: heads stay
+differences of weights, their mean, the central optimizer. It gets the best we know of: heads stay
 in memory and are not sent around, the frozen network runs without autograd, every Adam is fused,
 nothing is evaluated or logged. It runs clients one by one and the frozen network for every step.
 
-pfl's central optimiser sees differences of weights, lr * steps times our mean gradients; Adam does
+pfl's central optimizer sees differences of weights, lr * steps times our mean gradients; Adam does
 not mind the factor once its eps has it too. But a difference of float32 weights has lost digits
 that a gradient still has, and Adam blows small gradients up: after three rounds losses agree to a
 few 1e-5 instead of 1e-7. In float64 (with pfl's cast of differences to float32 taken out) they

@@ -4,7 +4,7 @@
     python benchmarks/speed.py --only "1 head" --rivals pfl
 
 Contestants run in turn, in this process and with the same threads (Flower in Ray's processes,
-afterwards); a ratio is the median over the repeats of neighbours in time. FedGradNorm's price over
+afterwards); a ratio is the median over the repeats of neighbors in time. FedGradNorm's price over
 equal weights is measured apart, in many more pairs. Rivals have no FedGradNorm; they are given the
 FedRep rows. They come with ``pip install -c constraints.txt -e ".[rivals]"``.
 """

@@ -31,7 +31,7 @@ def alternate(
 
 
 def ratio(above: list[float], below: list[float]) -> float:
-    """Median of the ratios of neighbours in time."""
+    """Median of the ratios of neighbors in time."""
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 

@@ -42,7 +42,7 @@ def fedgradnorm(
     server_optimizer = make(omega.parameters(), lr=lr)
     head_optimizer = {i: make(heads[i].parameters(), lr=lr) for i in heads}
     like = next(omega.parameters())
-    # One scalar and one optimiser per client: whoever is away keeps weight and moments.
+    # One scalar and one optimizer per client: whoever is away keeps weight and moments.
     p = {i: torch.ones(1, dtype=like.dtype, requires_grad=True) for i in heads}
     weight_optimizer = {i: make([p[i]], lr=weight_lr) for i in heads}
     weight = {i: p[i].detach().clone() for i in heads}  # p, scaled to sum to how many participate

@@ -138,7 +138,7 @@ def methods_figure(report: Report, path: str | Path) -> Path:
 
 
 def _task_gains(axes: Any, names: Sequence[str], gains: Any, tasks: Sequence[str]) -> None:
-    """A marker per task, all grey if there are more tasks than colours."""
+    """A marker per task, all gray if there are more tasks than colors."""
     low, high = _limits(list(gains), inner=0.94)
     plain = len(tasks) > len(TASKS)
     for number, task in enumerate(tasks):

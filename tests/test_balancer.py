@@ -507,7 +507,7 @@ WRONG = {
     ),
     "inner products": ({"method": "mgda"}, "MGDA compares the whole gradients of all tasks"),
     "gradients": ({"method": "config"}, "ConFIG compares the whole gradients"),
-    "sizes": ({"method": "by-size"}, "BySize weighs by numbers of examples"),
+    "sizes": ({"method": "by-size"}, "BySize needs numbers of examples"),
     "a federated method": ({"method": "fedprox"}, "'fedprox' sets"),
     "no weighting": ({"weighting": "gradnorm"}, "weighting must be options of the method"),
     "every = 0": ({"method": "uw", "every": 0}, "a balancer's every must be a whole number >= 1"),

@@ -214,7 +214,7 @@ def test_other_inputs_are_held_out_partitioned_and_targets_scaled() -> None:
     assert (loaded.size, len(loaded.test[0])) == (24, 6)
     run = flat.train(toys.seeded(Columns), [loaded], **HOW)
     assert np.abs(run.predict("a", parts)).mean() > 100  # in the targets' own units
-    with pytest.raises(fgn.ConfigError, match="named inputs and sequences are not standardised"):
+    with pytest.raises(fgn.ConfigError, match="named inputs and sequences are not standardized"):
         fgn.data.client_from_arrays("a", fgn.regression(2), (parts, y), standardize=True)
     some = fgn.data.partition_client(texts("words", [1, 3, 2] * 8), "iid", parts=2)
     assert [client.size for client in some] == [12, 12]

@@ -201,15 +201,15 @@ def test_what_does_not_change_the_result_is_read_from_the_declaration() -> None:
         ({"method": "fedrep", "weighting": {"gamma": 1.0}}, "gamma"),
         (
             {"method": "fedprox", "local": {"sends": "delta"}},
-            r"local\.sends = 'delta' does not go with method 'fedprox'",
+            r"local\.sends = 'delta' conflicts with method 'fedprox'",
         ),
         (  # a default that somebody said
             {"method": "fedavg", "local": fgn.Local(sends="gradient")},
-            r"local\.sends = 'gradient' does not go with method 'fedavg', which is sends = 'model'",
+            r"local\.sends = 'gradient' conflicts with method 'fedavg', which is sends = 'model'",
         ),
         (
             {"method": "fedavg", "sharing": {"heads": "own"}},
-            r"sharing\.heads = 'own' does not go with method 'fedavg'",
+            r"sharing\.heads = 'own' conflicts with method 'fedavg'",
         ),
     ],
 )

@@ -219,7 +219,7 @@ def test_targets_that_do_not_fit_are_named(task: fgn.Task, y: np.ndarray, said: 
         (lambda: fgn.binary(pos_weight=True), "'balanced' or a number >= 0"),
         (lambda: fgn.multilabel(3, pos_weight=2.0), "'balanced' or 3 numbers >= 0"),
         (lambda: fgn.multilabel(0), "at least 1 outputs"),
-        (lambda: fgn.binary(pos_weight=2, loss=F.mse_loss), "loss of your own are both given"),
+        (lambda: fgn.binary(pos_weight=2, loss=F.mse_loss), "custom loss are both given"),
         (lambda: fgn.Task("ranking", 1, F.mse_loss), "unknown kind of task 'ranking'"),
     ],
 )

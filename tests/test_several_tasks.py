@@ -130,7 +130,7 @@ def test_a_task_without_a_label_in_a_batch_sits_the_round_out(caplog) -> None:
     rounds = run.history[run.history.split == "batch"].groupby("client").size()
     assert rounds["pump/state"] == 30
     assert 0 < rounds["pump/hours"] < 20
-    assert "pump/hours: 4 of 44 training examples are labelled" in caplog.text
+    assert "pump/hours: 4 of 44 training examples are labeled" in caplog.text
     both = [train(given=[client], rounds=8, executor=e, head_steps=2) for e in ("loop", "joint")]
     torch.testing.assert_close(*(toys.parameters(one.network) for one in both), rtol=0, atol=1e-11)
 

@@ -57,7 +57,7 @@ def test_clients_of_one_kind_share_an_unnamed_task(caplog: pytest.LogCaptureFixt
     run = train(sides("abc"), heads="task")
     assert same_head(run, "a", "b")
     assert same_head(run, "a", "c")
-    assert "clients (a, b, c) have no names and are taken for one" in caplog.text
+    assert "clients (a, b, c) have no names and count as the same task" in caplog.text
     caplog.clear()
     named = train(sides("abc", name="side"), heads="task")
     assert torch.equal(run.heads["a"].weight, named.heads["a"].weight)

@@ -1,4 +1,4 @@
-"""Personalised federated multi-task learning with dynamic task weights.
+"""Personalized federated multi-task learning with dynamic task weights.
 
 >>> import fedgradnorm as fgn
 

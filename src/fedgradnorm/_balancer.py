@@ -287,7 +287,7 @@ def _weighting(method: str | None, given: object) -> Weighting:
         )
     kind = type(weighting)
     if weighting.needs & Needs.SIZE:
-        raise ConfigError(f"{kind.__name__} weighs by numbers of examples, which a loss lacks")
+        raise ConfigError(f"{kind.__name__} needs numbers of examples, which a loss lacks")
     products = weighting.needs & (Needs.GRAM | Needs.GRADIENT)
     if products or kind.direction is not Weighting.direction:
         raise ConfigError(

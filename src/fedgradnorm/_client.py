@@ -67,37 +67,47 @@ _NONE: Any = None  # what a client with several tasks has as its one task
 class Client:
     """One participant: a name, a task, and its own data.
 
-    Each split is a pair ``(x, y)`` of arrays or tensors with one row per sample. The targets are
+    Each split (``train``, ``test``, ``validation``) is a pair ``(x, y)`` of arrays or tensors with
+    one row per example. The data is checked when you create the client. The targets ``y`` are
 
     - for classification, labels ``0 .. classes - 1`` (for binary 0 and 1), or texts;
     - for regression, one row of ``outputs`` numbers;
     - for multilabel, one row of zeros and ones;
     - for a task with a shape, one of these at each position.
 
-    NaN or None in ``y`` is a missing label. It counts for no loss and no metric, and a client with
-    one task learns from its labelled rows alone. ``x`` may also be a dict of arrays: the network is
-    called with them as keyword arguments. Or ``x`` is :func:`fedgradnorm.sequences` of different
-    lengths: the network gets them padded, and with a mask.
+    NaN or None in ``y`` is a missing label: it counts in no loss and no metric, and a client with
+    one task trains on its labeled examples only.
 
-    A split may be larger than the memory: a map-style ``torch.utils.data.Dataset`` of pairs, or a
-    pair whose ``x`` is an ``np.memmap`` or :func:`fedgradnorm.data.stream`.
-    Its rows are read batch by batch, and each batch is checked.
+    The inputs ``x`` may also be a dict of arrays, which the network receives as keyword arguments,
+    or :func:`fedgradnorm.sequences` of different lengths, which it receives padded and with a mask.
+    For data larger than memory, pass a map-style ``torch.utils.data.Dataset`` of pairs, or a pair
+    whose ``x`` is an ``np.memmap`` or :func:`fedgradnorm.data.stream`; examples are then read and
+    checked batch by batch.
 
-    ``head`` is any module from the representation to the task's outputs; by default one linear
-    layer. ``stem`` is a module of the client's own in front of the shared network, trained with the
-    head, for a client whose inputs have another form. ``scaling`` is what was already done to the
-    data, so that predictions take raw values. ``labels`` are the names of the classes. ``columns``
-    are the names of the inputs, by default those of the training DataFrame; other DataFrames are
-    then read by these names. Clients that share a network must have the same columns; where the
-    order differs, training puts them in the order of the first client, and ``given_columns`` keeps
-    the client's own. ``encoding`` is how the inputs were made of raw columns, where that was done.
-    ``privacy`` is what the client promises its training rows, see :class:`fedgradnorm.Privacy`. The
-    data is checked here, once.
+    To give a client several tasks, pass ``tasks``, a dict of tasks by name. Then ``y`` is a dict of
+    targets with the same names, and so are ``head``, ``labels`` and ``scaling`` if you pass them.
+    Training treats each task as a client called ``name/task`` (see :attr:`rows`), and all tasks are
+    trained on the same batches.
 
-    A client with several tasks has them in ``tasks``, a table by name. Its ``y`` is then a table of
-    targets by these names, and so are ``head``, ``labels`` and ``scaling`` where they are given. It
-    trains as one of its :attr:`rows` for each task, called ``name/task``. All tasks read the same
-    rows in every batch.
+    Args:
+        name: the client's name, unique among the clients of a run.
+        task: what it learns, such as ``fgn.classification(3)`` or ``fgn.regression(1)``.
+        train, test, validation: its data; only training data is required.
+        head: a module from the network's features to the task's outputs; one linear layer by
+            default.
+        scaling: the scaling already applied to the data, so that predictions take raw values.
+        labels: the names of the classes.
+        columns: the names of the inputs, by default those of the training DataFrame; other
+            DataFrames are read by these names. Clients that share a network need the same columns;
+            if the order differs, training uses that of the first client.
+        encoding: how the inputs were made from raw columns, if they were.
+        tasks: several tasks by name, instead of ``task``.
+        of: the client of which this is one of several tasks; set internally.
+        stem: private layers in front of the shared network, for a client whose inputs have another
+            form. They are trained together with the head.
+        privacy: differential privacy of the training examples, :class:`fedgradnorm.Privacy`.
+        given_columns: the client's own order of columns, if training changed it; set internally.
+        labels_learned: whether the classes were read from the training data; set internally.
 
     >>> import numpy as np
     >>> from fedgradnorm import Client, classification, regression
@@ -226,7 +236,7 @@ class Client:
 
     @property
     def rows(self) -> tuple[Client, ...]:
-        """The client for each of its tasks: itself, or one for each of several."""
+        """One client per task: the client itself, or one for each of its several tasks."""
         if self.tasks is None:
             return (self,)
         found: tuple[Client, ...] = vars(self)["_rows"]
@@ -234,12 +244,12 @@ class Client:
 
     @property
     def owner(self) -> str:
-        """The participant's name, also where this is the row of one of several tasks."""
+        """The participant's name, also if this is one of its several tasks."""
         return self.of or self.name
 
     @cached_property
     def size(self) -> int:
-        """Number of labelled training rows."""
+        """Number of labeled training examples."""
         y = self.train[1]
         if isinstance(y, StreamedTargets):
             return len(y)
@@ -265,7 +275,7 @@ class Client:
     def learns_from(self) -> tuple[Inputs, Targets]:
         """The training rows that batches are drawn from.
 
-        A client with one task has its labelled rows here. Several tasks read the same batches,
+        A client with one task has its labeled rows here. Several tasks read the same batches,
         so there each leaves out what it has no label for.
         """
         if isinstance(self.train[1], StreamedTargets):  # each of its rows has a label

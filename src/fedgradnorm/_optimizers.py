@@ -1,4 +1,4 @@
-"""Optimisers by the names of torch.optim's classes, as pure functions of rows.
+"""Optimizers by the names of torch.optim's classes, as pure functions of rows.
 
 SGD, Adam and AdamW are written once, for matrices with one row per client, and are used for heads,
 local copies of the network and the server. Any other class of torch.optim runs row by row.
@@ -91,7 +91,7 @@ def resolve(spec: OptimizerSpec, lr: float) -> dict[str, Any]:
 
 
 def build(parameters: Iterable[Tensor], table: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """An optimiser from a resolved table, in its fastest form for where the parameters are."""
+    """An optimizer from a resolved table, in its fastest form for where the parameters are."""
     parameters = list(parameters)
     options = {key: value for key, value in table.items() if key != "name"}
     options = {**_fastest(_CLASSES[table["name"]], parameters), **options}
@@ -119,11 +119,11 @@ def _fastest(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> dic
 FEW = 16  # rows up to which torch's kernel, which is given them one by one, is the faster on a CPU
 
 State = dict[str, Tensor]
-"""What an optimiser keeps, one row per client in every tensor."""
+"""What an optimizer keeps, one row per client in every tensor."""
 
 
 class Optimizer(ABC):
-    """A pure optimiser over rows: parameters and gradients are matrices ``[rows, numbers]``.
+    """A pure optimizer over rows: parameters and gradients are matrices ``[rows, numbers]``.
 
     Every row has a step count of its own, so rows that joined later are corrected for their own
     bias. The same object serves a client's head, its local copy of the network, and the server.
@@ -255,7 +255,7 @@ class Torch(Optimizer):
     def step(
         self, x: Tensor, gradient: Tensor, state: State, options: Mapping[str, Any] | None = None
     ) -> None:
-        """One step of every row, each by an optimiser of its own."""
+        """One step of every row, each by an optimizer of its own."""
         for row in range(len(x)):
             parameters = self._parameters(x[row : row + 1])
             gradients = self._parameters(gradient[row : row + 1])
@@ -287,11 +287,11 @@ _IN_ROWS = {
     "adam": (Adam, {"lr", "betas", "eps", "weight_decay", "maximize"}),
     "adamw": (Adam, {"lr", "betas", "eps", "weight_decay", "maximize"}),
 }
-"""The optimisers that step many rows at once, and the options that they know."""
+"""The optimizers that step many rows at once, and the options that they know."""
 
 
 def make(table: Mapping[str, Any], layout: Layout) -> Optimizer:
-    """The optimiser of a resolved table, for rows that ``layout`` describes."""
+    """The optimizer of a resolved table, for rows that ``layout`` describes."""
     kind, known = _IN_ROWS.get(table["name"], (None, set()))
     given = {k for k, v in table.items() if v and k not in _WHERE | {"name", "keep"}}
     if kind is None or not given <= known:

@@ -1,4 +1,4 @@
-"""Bilevel optimisation by iterative differentiation (ITD), the frame of the paper's analysis.
+"""Bilevel optimization by iterative differentiation (ITD), the frame of the paper's analysis.
 
     min_x f(x, y*(x))     where y*(x) solves a lower problem that depends on x
 
@@ -9,7 +9,7 @@ where y stood. The outer gradient is either
     partial  df/dx (x, y) at y = y_D, the lower variable taken as a constant.
 
 FedGradNorm is the second with D = 1 (:mod:`studies.theory.lower` has it as code); ITD as it
-is analysed (Ji, Yang, Liang, "Bilevel optimization: convergence analysis and enhanced design",
+is analyzed (Ji, Yang, Liang, "Bilevel optimization: convergence analysis and enhanced design",
 2021) is the first. Where f depends on y the two end in different places.
 """
 
@@ -124,7 +124,7 @@ class QuadraticBilevel:
         return solve(self.g, self.c @ x + self.e)
 
     def value(self, x: Tensor) -> float:
-        """f(x, y*(x)): what a bilevel method is to minimise."""
+        """f(x, y*(x)): what a bilevel method is to minimize."""
         return float(self.outer(x, self.lower(x)))
 
     def equilibrium(self) -> Tensor:
@@ -132,7 +132,7 @@ class QuadraticBilevel:
         return self._rest(torch.zeros_like(self.c))
 
     def optimum(self, inner_steps: int | None = None) -> Tensor:
-        """The minimiser of f(x, y*(x)); with ``inner_steps`` = D the limit of ITD of that depth."""
+        """The minimizer of f(x, y*(x)); with ``inner_steps`` = D the limit of ITD of that depth."""
         return self._rest(self.jacobian(inner_steps))
 
     def jacobian(self, inner_steps: int | None = None) -> Tensor:

@@ -75,7 +75,7 @@ class Pull:
     def value(self, w: Tensor) -> Tensor:
         """Phi(w) = (1/N) sum_i q_i(w) min_h F_i(w, h): the outer loss with the lower level solved.
 
-        What a bilevel method would minimise. Its least value is no compromise at all: at client
+        What a bilevel method would minimize. Its least value is no compromise at all: at client
         i's own optimum G_i = 0, so q puts all weight on i and Phi = min F_i.
         """
         return (self.weights(w) * self.problem.losses(w, self.problem.best_heads(w))).mean()

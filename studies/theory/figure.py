@@ -49,7 +49,7 @@ def theory_figure(panels: Sequence[Panel], path: str | Path) -> Path:
 
 
 def _draw(axes: Any, panel: Panel) -> None:
-    """Curves without a label belong to the one before them and share its colour."""
+    """Curves without a label belong to the one before them and share its color."""
     colours = cycle(COLOURS)
     colour = COLOURS[0]
     for curve in panel.curves:

@@ -72,7 +72,7 @@ def smooth_rules(rounds: int = 400) -> Finding:
 
 
 def squared_with_adam(updates: int = 6000, alpha: float = 0.1) -> Finding:
-    """T4 with Adam, the package's default optimiser of p: does ``squared`` stay where it arrives?
+    """T4 with Adam, the package's default optimizer of p: does ``squared`` stay where it arrives?
 
     The real weighting on signals held constant at the equilibrium, gamma = 1 so that its gradient
     vanishes there. As it does, Adam's second moment forgets (by 0.999 a round) and its step,

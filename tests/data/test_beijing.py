@@ -206,7 +206,7 @@ def test_other_damage(make, tmp_path):
     [
         ({"stations": ["Dongzi"]}, ConfigError, "unknown station 'Dongzi'; did you mean 'Dongsi'"),
         ({"stations": []}, ConfigError, "stations must be a list of at least one"),
-        ({"stations": ["Dongsi"] * 2}, ConfigError, "stands twice"),
+        ({"stations": ["Dongsi"] * 2}, ConfigError, "lists one twice"),
         ({"tasks": ["c0"]}, ConfigError, "unknown task 'c0'; did you mean 'co'"),
         ({"tasks": "co"}, ConfigError, "tasks must name at least one"),
         ({"tasks": {"Shunyi": "co"}}, ConfigError, "station 'Dongsi' has no task"),

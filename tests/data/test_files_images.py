@@ -78,7 +78,7 @@ def test_an_absolute_path_is_outside(folder):
         faces(folder, str(Path(folder.parent / "secret.png").resolve()))
 
 
-@pytest.mark.parametrize("options", [{"size": 0}, {"size": 2.5}, {"color": "gray"}])
+@pytest.mark.parametrize("options", [{"size": 0}, {"size": 2.5}, {"color": "grey"}])
 def test_bad_image_settings(folder, options):
     with pytest.raises(ConfigError):
         faces(folder, "in/red.png", **options)

@@ -219,7 +219,11 @@ def other_rows() -> list[fgn.Client]:
     ("change", "error", "message"),
     [
         ({"clients": [replace(c, test=None) for c in clients()]}, fgn.DataError, "no test rows"),
-        ({"clients": [toys.client("new", kind="side")]}, fgn.DataError, "took no part in this run"),
+        (
+            {"clients": [toys.client("new", kind="side")]},
+            fgn.DataError,
+            "did not participate in this run",
+        ),
         ({"clients": other_rows()}, fgn.DataError, "'corner' had other rows in this run"),
         ({"clients": []}, fgn.DataError, "no clients"),
         ({"clients": [*clients(), *clients()]}, fgn.DataError, "two clients are named 'corner'"),
@@ -242,7 +246,7 @@ def test_what_does_not_fit_is_refused(
 def test_an_unfinished_run_and_one_of_others_are_refused(joined: fgn.Run, alone: fgn.Run) -> None:
     with pytest.raises(fgn.ConfigError, match="the run trained alone is not finished"):
         joined.benefit(replace(alone, finished=False), clients())
-    with pytest.raises(fgn.DataError, match="'place' took no part in the run trained alone"):
+    with pytest.raises(fgn.DataError, match="'place' did not participate in the run trained alone"):
         joined.benefit(train(clients()[:2], share="none"), clients())
 
 

@@ -176,9 +176,9 @@ def test_one_line_errors(file, word, says):
 
 def test_method_and_setting_in_conflict(file):
     text = message(file, "method=local", "sharing.share=all")  # a default, but somebody said it
-    assert "sharing.share = 'all' does not go with method 'local'" in text
+    assert "sharing.share = 'all' conflicts with method 'local'" in text
     text = message(file, "method=central", "server.participation=0.5")
-    assert "does not go with method 'central'" in text
+    assert "conflicts with method 'central'" in text
 
 
 def test_a_misspelt_option_does_not_vanish_with_the_method(file):

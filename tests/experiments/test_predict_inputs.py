@@ -191,6 +191,6 @@ def test_the_same_columns_in_another_order_are_aligned_and_the_log_says_so(caplo
 
     names, other = list(NAMES), list(reversed(NAMES))
     (line,) = logged(names, other)
-    assert line == "columns of b are put in the order of client 'a', by name"
+    assert line == "columns of b are reordered by name, to the order of client 'a'"
     assert not logged(names, names)
     assert not logged(names, other, share="none")

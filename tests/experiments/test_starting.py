@@ -106,7 +106,7 @@ def test_new_clients_and_other_tasks_get_fresh_heads(caplog: pytest.LogCaptureFi
     caplog.set_level("INFO", "fedgradnorm")
     again = train([other, side, place], start=run, lr=1e-30)
     assert again.manifest["start"]["heads"] == ["side"]
-    assert "heads taken over for side; fresh heads for corner, place" in caplog.text
+    assert "its heads for side; new heads for corner, place" in caplog.text
     for client in (other, place):
         fresh = first_head(run.network, client, Settings())
         assert torch.allclose(toys.parameters(again.heads[client.name]), toys.parameters(fresh))

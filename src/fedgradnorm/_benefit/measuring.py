@@ -58,7 +58,7 @@ def testable(clients: object, by: By) -> list[Client]:
         _check_by_row(one, by)
         given.append(one)
     if not given:
-        raise DataError("no clients: give those whose benefit is wanted")
+        raise DataError("no clients: give at least one fgn.Client")
     return given
 
 
@@ -80,7 +80,7 @@ def _check_run(run: Run, which: str, clients: Sequence[Client]) -> None:
     for client in clients:
         if client.name not in known:
             names = ", ".join(list(known)[:5]) + (" ..." if len(known) > 5 else "")
-            raise DataError(f"client {client.name!r} took no part in {which}; it had {names}")
+            raise DataError(f"client {client.name!r} did not participate in {which}, only {names}")
         stored = known[client.name].get("fingerprint")
         if stored is not None and stored != client.fingerprint():
             raise DataError(

@@ -137,7 +137,7 @@ def _rows() -> Table:
     return table
 
 
-data_app = typer.Typer(help="Look at data.", no_args_is_help=True)
+data_app = typer.Typer(help="Inspect data.", no_args_is_help=True)
 
 
 @data_app.callback()
@@ -161,7 +161,7 @@ def show(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same rows.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same examples.")] = 0,
 ) -> None:
     """Show the clients: task, examples, class shares.
 

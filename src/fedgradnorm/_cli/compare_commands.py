@@ -44,7 +44,7 @@ Seeds = Annotated[
         show_default=False,
     ),
 ]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time, each in a process.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time, each in its own process.")]
 Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="Where runs, tables and figures go.", show_default=False),
@@ -73,13 +73,13 @@ def compare(
     baseline: Baseline = None,
     allow: Allow = None,
 ) -> None:
-    """Train several methods from several seeds and show them side by side.
+    """Train several methods with several seeds and show them side by side.
 
-    Each is an ordinary run folder in OUTPUT/NAME-compare. Called again, finished runs are kept,
-    stopped ones resumed. Methods, seeds and baseline are those of the config's [compare] table
-    where it has one; [sweep] holds lists instead of values and runs every combination.
-    Settings after a method's name make a variant of it, to compare with the method itself.
-    Tables (CSV, Markdown, LaTeX), figures and the page report.html are written next to the runs.
+    Each run has a folder in OUTPUT/NAME-compare. Repeat the command to resume stopped runs;
+    finished ones are kept. By default, methods, seeds and baseline are those of the config's
+    [compare] table. A [sweep] table has lists instead of values and runs every combination. To
+    compare a method with a variant of it, write settings after its name. Tables (CSV, Markdown,
+    LaTeX), figures and the page report.html are written next to the runs.
 
     Examples:
 
@@ -170,12 +170,13 @@ def benefit(
     overrides: Overrides = None,
     *,
     by: Annotated[
-        str, typer.Option("--by", help="Judge classes by accuracy (score), or by their loss.")
+        str, typer.Option("--by", help="Compare classifiers by accuracy (score), or by loss.")
     ] = "score",
     try_heads: Annotated[
         bool,
         typer.Option(
-            "--try-heads", help="Own, shared, or shared with own bias: let validation pick."
+            "--try-heads",
+            help="Let validation pick own heads, shared ones, or shared with own bias.",
         ),
     ] = False,
     seeds: Annotated[
@@ -189,12 +190,12 @@ def benefit(
 ) -> None:
     """Train together and alone, and show what each client gains.
 
-    The config's method is trained, and each client alone with the same settings and the same
-    stopping. Both are compared on every client's test rows. With --try-heads the method is trained
-    with own heads, with one head per task, and with one head per task but own biases; the least
-    validation loss decides which is compared. The runs are in
-    OUTPUT/NAME-benefit; called again, finished ones are kept and stopped ones resumed. benefit.csv
-    and a page are written next to them.
+    Trains the clients together with the config's method, and each client alone with the same
+    settings and the same stopping, and compares both on every client's test examples. With
+    --try-heads, the method is trained with own heads, with one head per task, and with one head per
+    task but own biases; the one with the least validation loss is compared. The runs are in
+    OUTPUT/NAME-benefit, next to benefit.csv and a report page. Repeat the command to resume
+    unfinished runs.
 
     Examples:
 

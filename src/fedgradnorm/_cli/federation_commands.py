@@ -26,7 +26,7 @@ Federation = Annotated[
     Path, typer.Option("--federation", "-f", help="The folder that federation init made.")
 ]
 ClientFileArgument = Annotated[
-    Path, typer.Argument(metavar="CLIENT_CONFIG", help="Its client.toml.")
+    Path, typer.Argument(metavar="CLIENT_CONFIG", help="The client's client.toml.")
 ]
 SCORES = ["weight", "metric", "score", "baseline", "split"]
 """Columns of a run's summary that `try` shows of each client."""
@@ -38,8 +38,10 @@ Private = Annotated[
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for its keys.")],
-    clients: Annotated[str, typer.Option("--clients", help="Their names, separated by commas.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the federation.")],
+    clients: Annotated[
+        str, typer.Option("--clients", help="The clients' names, separated by commas.")
+    ],
     host: Annotated[
         str,
         typer.Option("--host", help="The server's host names or addresses, the main one first."),
@@ -66,9 +68,11 @@ def init(
 def key(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")],
     folder: Annotated[Path, typer.Option("--folder", help="The client's folder.")] = Path(),
-    renew: Annotated[bool, typer.Option("--renew", help="Replace keys; old ones stay.")] = False,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Replace keys; keep the old files.")
+    ] = False,
 ) -> None:
-    """Make a client's keys, on the client; only NAME.public.toml is handed to the server.
+    """Create a client's keys, on the client; send only NAME.public.toml to the server.
 
     Compare the fingerprint over another channel, such as the telephone.
     """
@@ -152,7 +156,7 @@ def approve(
 def audit(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A federation, or a state folder.")],
 ) -> None:
-    """Check an audit log and print it: `fed/` on the server, `state/` on a client."""
+    """Check an audit log and print it: DIR is `fed/` on the server, `state/` on a client."""
     from fedgradnorm._flower.audit import Audit
 
     log = Audit(folder)

@@ -25,10 +25,10 @@ def report(
 ) -> None:
     """Show runs side by side: a table, and a page of curves for any browser.
 
-    Runs of one method are taken as its seeds. Without --out the page is report.html in the folder
-    given, or in the working folder where there are several. It is one file and works offline.
-    Unfinished and damaged runs are named, and shown as far as they go. For figures as files, use
-    `fedgradnorm compare --from RUN`; to follow runs in training, `fedgradnorm watch`.
+    Runs of the same method are treated as its seeds. Without --out, the page is report.html in the
+    given folder, or in the working folder if there are several. It is one file and works offline.
+    Unfinished and damaged runs are listed, and shown as far as they go. For figures as files, use
+    `fedgradnorm compare --from RUN`; to follow runs during training, use `fedgradnorm watch`.
 
     Example:
 
@@ -53,9 +53,9 @@ def export(
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client to export.")],
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The file, such as model.pt2.")],
 ) -> None:
-    """Write one client of a run as one program that takes raw inputs.
+    """Write one client of a run as a program that takes raw inputs.
 
-    It holds the scaling, the network, the client's statistics and its head, and needs PyTorch
+    It contains the scaling, the network, the client's statistics and its head, and needs PyTorch
     alone: `torch.export.load("model.pt2").module()(x)`. `torch.onnx.export` turns it into an ONNX
     model. The program is compared with the run before it is written.
 

@@ -27,7 +27,7 @@ Allow = Annotated[
     typer.Option(
         "--allow-module",
         metavar="MODULE",
-        help="Allow MODULE:factory, your own code, as the config's network. May be repeated.",
+        help="Allow the config to import MODULE, your own code. May be repeated.",
         show_default=False,
     ),
 ]
@@ -57,8 +57,8 @@ def run(
 ) -> None:
     """Train one config and keep everything in a run folder.
 
-    The folder is OUTPUT/NAME-METHOD-seedSEED, with a number added if that exists. It holds the
-    resolved config, a log, metrics.csv, checkpoints, and at the end the trained network and heads.
+    The folder is OUTPUT/NAME-METHOD-seedSEED, with a number added if that exists. It contains the
+    complete config, a log, metrics.csv, checkpoints, and at the end the trained network and heads.
 
     Examples:
 

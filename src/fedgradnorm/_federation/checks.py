@@ -50,9 +50,7 @@ def check_clients(clients: Sequence[Client], settings: Settings) -> None:
     for names in ([client.name for client in clients], owners):
         twice = next((name for name, times in Counter(names).items() if times > 1), None)
         if twice is not None:
-            raise DataError(
-                f"two clients are named {twice!r}; every client needs a name of its own"
-            )
+            raise DataError(f"two clients are named {twice!r}; give every client a different name")
     if settings.first_loss == "log_classes":
         for client in clients:
             if client.task.classes is None:
@@ -133,8 +131,8 @@ def check_shared_tasks(clients: Sequence[Client], settings: Settings, weighting:
         )
     for some in shared:
         log.warning(
-            "%s: the tasks of %d clients (%s) have no names and are taken for one, because all "
-            "are %s; give them a name, such as %s, or different names if they differ",
+            "%s: the tasks of %d clients (%s) have no names and count as the same task, because "
+            "all are %s; give them a name, such as %s, or different names if they differ",
             asked, len(some), listed([c.name for c in some], SHOWN), some[0].shared_task, EXAMPLE,
         )  # fmt: skip
 
@@ -184,7 +182,9 @@ def aligned(
         found.append(in_column_order(client, order, moved))
     renewed = [c.name for c, given in zip(found, clients, strict=True) if c is not given]
     if renewed:
-        log.info("columns of %s are put in the order of %s, by name", listed(renewed, SHOWN), whose)
+        log.info(
+            "columns of %s are reordered by name, to the order of %s", listed(renewed, SHOWN), whose
+        )
     return found
 
 
@@ -255,9 +255,9 @@ def warn_of_scale(
     if sizes:
         first = ", ".join(f"{name} {size:.3g}" for name, size in list(sizes.items())[:5])
         log.warning(
-            "targets of %d client%s are far from the size of 1 (%s%s); standardize = true in "
-            "[data], or client_from_arrays(..., standardize=True), learns with mean 0 and "
-            "deviation 1 and predicts in the old units%s",
+            "targets of %d client%s are far from the size of 1 (%s%s); to train on standardized "
+            "targets and still predict in their units, set standardize = true in [data], or use "
+            "client_from_arrays(..., standardize=True)%s",
             len(sizes), "s" * (len(sizes) > 1), first, ", ..." * (len(sizes) > 5),
             "; head_init='targets' begins at the mean" if far else "",
         )  # fmt: skip

@@ -52,11 +52,11 @@ class Federation:
 
     With Ditto, clients also keep a ``personal`` network v_i and a head for it:
 
-        v_i <- optimiser step along  grad F_i(v_i) + lambda (v_i - omega),   lambda = ``ditto``
+        v_i <- optimizer step along  grad F_i(v_i) + lambda (v_i - omega),   lambda = ``ditto``
 
     with omega as the server sent it this round. Reports, weights and the shared network are
     untouched by the personal ones; evaluations and the trained run are personal. Personal steps
-    take the server's optimiser, each client its own, and the same batches.
+    take the server's optimizer, each client its own, and the same batches.
     Source: Li et al., "Ditto: Fair and robust federated learning through personalization" (2021),
     algorithm 1.
     """

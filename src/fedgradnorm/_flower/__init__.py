@@ -1,4 +1,4 @@
-"""A run between organisations: what was agreed, the server's rounds, a client's answers.
+"""A run between organizations: what was agreed, the server's rounds, a client's answers.
 
 agreement        what both sides must have the same, and what leaves a client
 federation_file  federation.toml and client.toml

@@ -111,7 +111,7 @@ def serve(
                 serving.rounds(saved, show)
                 coordinator.sum_up()
                 names = coordinator.finish()
-                log.info("finished; the network was taken by: %s", ", ".join(names))
+                log.info("finished; clients that received the network: %s", ", ".join(names))
                 network_now = _trained(network, coordinator)
                 frozen = coordinator.monitor.frozen.times
                 manifest = {**saved.manifest, "weight_frozen": frozen}

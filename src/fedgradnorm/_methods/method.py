@@ -116,7 +116,7 @@ class Method:
         for name, fixed in self.fixes.items():
             if name in said and (value := getattr(settings, name)) != fixed:
                 raise ConfigError(
-                    f"{key_of(name)} = {value!r} does not go with method {self.name!r}, which is "
+                    f"{key_of(name)} = {value!r} conflicts with method {self.name!r}, which is "
                     f"{name} = {fixed!r}; leave it out or choose another method"
                 )
         return replace(settings, **{k: v for k, v in self.settings.items() if k not in said})

@@ -1,4 +1,4 @@
-"""Other ways to personalise, which are settings: any of them goes with any weighting."""
+"""Other ways to personalize, which are settings: any of them goes with any weighting."""
 
 from fedgradnorm._methods.method import Method
 from fedgradnorm.weighting import Equal

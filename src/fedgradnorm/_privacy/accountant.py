@@ -4,7 +4,7 @@ One step takes each record with chance q into its batch (Poisson sampling). It c
 them adds to a length C, and adds normal noise of standard deviation sigma C to the sum. How far the
 outcomes with and without one record can be told apart is its privacy loss distribution. Steps are
 composed by convolution (Koskela, Jälkö, Honkela 2020), with dp-accounting, rounded so that epsilon
-is never too small. Two data sets are neighbours when one has a record more than the other.
+is never too small. Two data sets are neighbors when one has a record more than the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedgradnorm._errors import ConfigError
 LEAST_NOISE, MOST_NOISE = 0.2, 1e6
 CLOSE = 1.002  # the noise that is found is at most so many times the least that would do
 EXACT = 8  # steps up to which epsilon is never interpolated
-FINE, COARSE, USUAL = 1e-4, 1e-3, 2000  # discretisation of the privacy loss; steps of a usual run
+FINE, COARSE, USUAL = 1e-4, 1e-3, 2000  # discretization of the privacy loss; steps of a usual run
 
 
 class Steps(NamedTuple):

@@ -33,7 +33,7 @@ GOLDEN, FACTORS = _signed(0x9E3779B97F4A7C15), (0xBF58476D1CE4E5B9, 0x94D049BB13
 
 
 def _scrambled(values: Tensor) -> Tensor:
-    """A bijection of 64-bit numbers that looks random (the finaliser of SplitMix64)."""
+    """A bijection of 64-bit numbers that looks random (the finalizer of SplitMix64)."""
     for shift, factor in zip((30, 27), FACTORS, strict=True):
         values = (values ^ _shifted(values, shift)) * _signed(factor)
     return values ^ _shifted(values, 31)

@@ -26,7 +26,7 @@ FirstLoss = Literal["dataset", "first_round", "log_classes"]
 Sends = Literal["gradient", "delta", "model"]
 ReportLoss = Literal["before", "after"]
 Phases = Literal["alternating", "joint"]
-LOCAL = "local."  # moments of the local optimiser that are kept across rounds
+LOCAL = "local."  # moments of the local optimizer that are kept across rounds
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LocalSpec:
 
     @cached_property
     def head_rates(self) -> Rates | None:
-        """The learning rate of the heads' optimisers in each round, where a schedule moves it."""
+        """The learning rate of the heads' optimizers in each round, where a schedule moves it."""
         if self.head_schedule is None:
             return None
         return Rates(self.head_schedule, self.head_optimizer, self.rounds)
@@ -71,7 +71,7 @@ class LocalSpec:
 
     @cached_property
     def keeps_moments(self) -> bool:
-        """Whether a client's local optimiser continues where its last round ended."""
+        """Whether a client's local optimizer continues where its last round ended."""
         return bool(self.local_optimizer.get("keep"))
 
 
@@ -93,7 +93,7 @@ class Gradients(Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """What a block of clients works with: its gradients and its optimisers."""
+    """What a block of clients works with: its gradients and its optimizers."""
 
     gradients: Gradients
     head: optimizers.Optimizer
@@ -127,7 +127,7 @@ def head_phase(
 ) -> None:
     """``head_steps`` updates of what is the client's own, with the shared network frozen.
 
-    ``options`` are those of the heads' optimiser in this round, where a schedule moves them.
+    ``options`` are those of the heads' optimizer in this round, where a schedule moves them.
     """
     for step in range(0 if spec.joint_phases else spec.head_steps):
         gradient = work.gradients.of(shared, row, step, shared=False, own=True)[2]
@@ -148,7 +148,7 @@ def shared_phase(
     each gradient of what is the client's own.
     """
     networks = shared.clone(memory_format=torch.contiguous_format) if spec.steps_locally else shared
-    moments: optimizers.State = {}  # of the local optimiser: kept in the row, or new in every round
+    moments: optimizers.State = {}  # of the local optimizer: kept in the row, or new in every round
     if spec.keeps_moments:
         moments = {k.removeprefix(LOCAL): v for k, v in row.items() if k.startswith(LOCAL)}
     elif spec.steps_locally:

@@ -36,7 +36,7 @@ def filled(spec: ScheduleSpec, rounds: int | None, lr: float) -> list[dict[str, 
     """The schedules as full tables, in the order in which they act.
 
     By default a schedule lasts as long as the run: ``T_max`` of a cosine, ``total_steps`` of one
-    cycle (whose ``max_lr`` is the optimiser's rate) and ``total_iters`` of a polynomial.
+    cycle (whose ``max_lr`` is the optimizer's rate) and ``total_iters`` of a polynomial.
     """
     rounds = UNKNOWN if rounds is None else rounds
     found = []
@@ -70,7 +70,7 @@ def check_schedule(name: str, value: object) -> Any:
 
 
 class Rates:
-    """The options of an optimiser in each round: those of torch's schedulers, stepped per round."""
+    """The options of an optimizer in each round: those of torch's schedulers, stepped per round."""
 
     def __init__(
         self, spec: ScheduleSpec, optimizer: Mapping[str, Any], rounds: int | None = None

@@ -115,8 +115,8 @@ class Presence:
             share = sum(name in names for names in there) / max(1, tried)
             if share < FEW:
                 log.warning(
-                    "%s: %d of %d training examples are labelled, and in %.0f%% of the rounds a "
-                    "batch has none of them: the task is left out of them; raise batch_size, or "
-                    "make it a client of its own",
+                    "%s: %d of %d training examples are labeled, and %.0f%% of the rounds leave the"
+                    " task out because a batch has none of them; raise batch_size, or make the task"
+                    " a separate client",
                     name, labels.sum(), len(labels), 100 * (1 - share),
                 )  # fmt: skip

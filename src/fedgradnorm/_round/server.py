@@ -26,7 +26,7 @@ StepWith = Literal["new", "previous"]
 
 
 class ServerState:
-    """What the server keeps between rounds: ``shared``, its optimiser, and the weighting.
+    """What the server keeps between rounds: ``shared``, its optimizer, and the weighting.
 
     ``bounds`` limit how far a single untrusted client can move ``shared``; ``cuts`` lists what was
     over a bound in the last round. They need every client's update, so an executor that holds none
@@ -48,7 +48,7 @@ class ServerState:
         self.shared, self.weighting = shared.detach().clone(), weighting
         self.optimizer = optimizers.make(optimizer, Layout({"shared": shared.shape}))
         self.moments = {k: v[None].clone() for k, v in self.optimizer.start(self.shared).items()}
-        self.options: Mapping[str, Any] | None = None  # of the optimiser in this round
+        self.options: Mapping[str, Any] | None = None  # of the optimizer in this round
         self.aggregate, self.step_with = aggregate, step_with
         self.bounds, self.cuts = bounds, list[Cut]()
         self.rates, self.weigh = rates, weigh

@@ -291,7 +291,7 @@ class Local(_Group):
     )
     phases: Phases = _setting(
         "alternating", _choice(Phases),
-        "train the head, then the shared network (``alternating``), or both in each step "
+        "train first the head, then the shared network (``alternating``), or both in each step "
         "(``joint``).",
     )
     head_optimizer: Optimizer = _setting(
@@ -326,8 +326,8 @@ class Local(_Group):
     )
     sends: Sends = _setting(
         "gradient", _choice(Sends),
-        "what a client sends: the mean raw ``gradient``, the ``delta`` of its copy over "
-        "(steps x lr), or its ``model``; with server SGD at rate 1 the server then averages "
+        "what a client sends: the mean raw ``gradient``, the change of its copy divided by "
+        "steps x lr (``delta``), or its ``model``; with SGD at rate 1, the server then averages "
         "models. The gradient norm is always that of the mean raw gradient.",
     )
     report_loss: ReportLoss = _setting(
@@ -355,8 +355,8 @@ class Server(_Group):
     )
     participation: Participation = _setting(
         1.0, (_participation, "a share above 0 and at most 1, or names"),
-        "share of clients per round, drawn from the seed; or a list of names; or a list of such "
-        "lists, taken in turn.",
+        "share of clients that participate in a round, drawn from the seed; or a list of names; or "
+        "a list of such lists, used in turn.",
         private=False,
     )
     aggregate: Aggregate = _setting(
@@ -399,12 +399,12 @@ class Sharing(_Group):
     )
     heads: Heads = _setting(
         "own", _choice(Heads),
-        "each client keeps its ``own``; or clients of one ``task`` have one head, the average of "
-        "their heads after every round; or ``all`` have (FedAvg). Tasks with the same name are one "
-        "task. Tasks without names are one if kind, outputs and label names agree; without label "
-        "names they are taken for one, with a warning, only if all such tasks agree. It is an "
-        "error if no two clients share a task. Heads that are averaged must have one shape and the "
-        "same labels in the same order.",
+        "each client keeps its ``own``; or clients with the same ``task`` share one head, the mean "
+        "of their heads after every round; or ``all`` clients do (FedAvg). Tasks with the same "
+        "name are the same task. Tasks without names are the same if kind, outputs and label names "
+        "agree; without label names they count as the same, with a warning, only if all such tasks "
+        "agree. It is an error if no two clients share a task. Heads that are averaged must have "
+        "the same shape, and the same labels in the same order.",
         private=False,
     )
     head_own: str | list[str] | None = _setting(
@@ -417,12 +417,12 @@ class Sharing(_Group):
     )
     head_init: HeadInit = _setting(
         "auto", _choice(HeadInit),
-        "what a head that we make predicts first: the mean (for classes: the shares) of the "
-        "client's training ``targets``, or something ``random``, as in the paper. At the targets, "
-        "first losses are those of the baseline, and loss ratios mean the same for all tasks. "
-        "``auto`` starts there, but at random with ``privacy`` of the client, shared heads (unless "
-        "``head_own`` has the bias), a custom loss or kind, and targets that are read with their "
-        "examples.",
+        "what a head predicts before training: the mean (for classes: the shares) of the "
+        "client's training ``targets``, or something ``random``, as in the paper. With "
+        "``targets``, first losses are those of the baseline, and loss ratios mean the same for "
+        "all tasks. ``auto`` chooses ``targets``, but ``random`` for clients with ``privacy``, "
+        "shared heads (unless ``head_own`` has the bias), custom losses and kinds, and targets "
+        "inside a Dataset. Custom heads are never changed.",
         leaks="starts a head at the mean of the targets", safe="random",
     )
     weight_per: WeightPer = _setting(
@@ -521,9 +521,9 @@ class KeepBest(_Group):
 
     per_client: bool = _setting(
         False, (flag, ""),
-        "each client whose own validation result was best in another round than the shared one "
-        "keeps network and head of that round for itself. With early stopping, the run then ends "
-        "when neither the mean nor any client improves.",
+        "each client ends with the network and head of the round in which its own validation "
+        "result was best. With early stopping, the run then ends when neither the mean nor any "
+        "client improves.",
     )
 
 
@@ -547,8 +547,8 @@ class EarlyStopping(_Group):
     )
     min_rounds: int | None = _setting(
         None, _whole(0, none=True),
-        "rounds without improvement that must have passed as well. By default 0, or 50 where the "
-        "interval of evaluations is the default one: an epoch of small clients is a single round.",
+        "rounds without improvement that must also have passed. By default 50, or 0 if you set the "
+        "interval of evaluations yourself: the default one, an epoch, can be a single round.",
     )
 
 
@@ -576,9 +576,9 @@ class History(_Group):
     )
     clients: int | list[str] | None = _setting(
         None, (_optional(_number_or_names), "0 or more clients, or names"),
-        "whose rows are recorded: so many clients, drawn from the seed, or these names. By "
-        "default everybody's; of more than 500 clients those of 48, and of everybody the first and "
-        "the last evaluation. ``Run.spread`` has quantiles over all clients.",
+        "the clients whose rows are recorded: how many, drawn from the seed, or their names. By "
+        "default all; with more than 500 clients 48 of them, and the first and last evaluation "
+        "of all. ``Run.spread`` has quantiles over all clients.",
         changes_result=False, client_sets=True, deployed=False,
     )
 # fmt: on
@@ -644,9 +644,9 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
     lr: float = _setting(
         1e-3,
         (_above_0, "above 0"),
-        "learning rate of every network optimizer that does not name its own.",
+        "learning rate of every network optimizer that does not set its own.",
     )
-    seed: int = _setting(0, _whole(0), "decides heads, batches, participation and dropout.")
+    seed: int = _setting(0, _whole(0), "determines heads, batches, participation and dropout.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -722,7 +722,7 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
         return terms
 
     def local(self) -> LocalSpec:
-        """What concerns a client, with optimisers resolved."""
+        """What concerns a client, with optimizers resolved."""
         found = {one.name: getattr(self, one.name) for one in fields(LocalSpec)}
         for name in ("head_optimizer", "local_optimizer"):
             found[name] = optimizers.resolve(found[name], self.lr)

@@ -34,7 +34,7 @@ def load(
     heads: Heads | None = None,
     stems: Heads | None = None,
 ) -> Run:
-    """A saved run, ready to predict.
+    """Load a saved run, ready to predict.
 
     Networks made of torch.nn layers are rebuilt automatically. For a custom module class, give an
     instance as ``network`` (and ``heads`` and ``stems`` by client), whose parameters are then

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 class Run:
     """The result of :func:`fedgradnorm.train`, and what :func:`fedgradnorm.load` returns.
 
-    ``manifest`` holds seed, settings, versions and command; ``finished`` is False for a run that
-    was interrupted. With ``share="none"``, every client has its own network in ``networks``.
-    ``folder`` is where the run is saved, if it is.
+    ``manifest`` has the seed, settings, versions and command; ``finished`` is False if the run was
+    interrupted. With ``share="none"``, every client has its own network in ``networks``.
+    ``folder`` is where the run is saved, or None.
     """
 
     clients: Mapping[str, TrainedClient]
@@ -74,9 +74,9 @@ class Run:
 
     @property
     def diverged(self) -> list[str]:
-        """The clients that diverged: their loss is not finite, or 10,000 times their first one.
+        """The clients that diverged: their loss is not finite, or 10,000 times their first loss.
 
-        What was trained for them is not usable. Lower the learning rate, or look at their data.
+        Do not use their predictions. Lower the learning rate, or check their data.
         """
         return list(self.manifest.get("diverged", ()))
 
@@ -89,9 +89,9 @@ class Run:
     def spread(self) -> pd.DataFrame:
         """Quantiles over clients: a row per round, split, task and quantity.
 
-        Quantities are the loss, the weight and the metrics. A run of many clients recorded them of
-        all that participated or were evaluated, and its ``history`` has the rows of a few. Of other
-        runs they are those of the rows in ``history``.
+        Quantities are the loss, the weight and the metrics. With many clients, ``history`` has rows
+        of only a few of them, but these quantiles are over all clients that participated or were
+        evaluated. In other runs, they are over the rows of ``history``.
         """
         table = self.quantiles
         if not table.rows:
@@ -110,9 +110,9 @@ class Run:
 
     @property
     def networks(self) -> dict[str, nn.Module]:
-        """Each client's network: the shared one, or its own where nothing was shared.
+        """Each client's network: the shared one, or its own if nothing was shared.
 
-        Where a part of it is private, it is a copy with the client's own parts.
+        If parts of the network are private, it is a copy with the client's own parts.
         """
         return {name: self._filled(name) for name in self.clients}
 
@@ -146,9 +146,9 @@ class Run:
     def predict(
         self, client: str, x: Any, *, kind: Answer | None = None, outputs: bool = False
     ) -> Any:
-        """The client's predictions for raw inputs ``x``: classes, or values.
+        """The client's predictions for raw inputs ``x``: class numbers, or values.
 
-        ``kind`` asks for something else:
+        Use ``kind`` to ask for something else:
 
         - "class": class numbers, or rows of 0 and 1;
         - "label": the names of the classes; for a multilabel task a tuple of names for each row;
@@ -212,13 +212,13 @@ class Run:
         lr: float | None = None,
         what: str | list[str] = "head",
     ) -> Run:
-        """Tune a head on the client's training examples; a new run that includes the client.
+        """Tune a head on the client's training examples; returns a new run with the client in it.
 
-        A new client gets a fresh head. A client of the run continues with its own head, which the
-        tuned one replaces. With ``what="network"``, or a list of layers, the client also tunes its
-        own copy of the network. The step with the best validation loss is kept, step 0 included;
-        without validation examples, the last one. ``lr`` defaults to the run's, and so do batch
-        size, optimizer and seed. This run and its shared network do not change.
+        A new client starts with a new head, and a client of this run with its own. With
+        ``what="network"``, or a list of layers, the client also tunes its own copy of the network.
+        The step with the best validation loss is kept, step 0 included; without validation
+        examples, the last one. Learning rate, batch size, optimizer and seed default to those of
+        this run. This run and its shared network do not change.
         """
         from fedgradnorm._runs.starting import personalized
 
@@ -237,23 +237,23 @@ class Run:
 
         This is ``fgn.train(run, clients)`` with the network, the weighting and the settings of this
         run; ``changes`` are keywords of :func:`fedgradnorm.train`, such as ``rounds`` or
-        ``folder``. A run holds no data, so its clients are given again.
+        ``folder``. A run contains no data, so you have to pass its clients again.
         """
         from fedgradnorm._runs.starting import added
 
         return added(self, client, others, weighting, changes)
 
     def export(self, client: str, path: str | Path, *, x: Any = None) -> Path:
-        """Write one client as one program: encoding, scaling, network, statistics and head.
+        """Write one client as a program: encoding, scaling, network, running statistics and head.
 
-        The path ends with .pt2, PyTorch's own format (torch.export): use the program as
+        The path must end with .pt2, PyTorch's own format (torch.export). Run the program with
         ``torch.export.load(path).module()(x)``, or turn it into an ONNX model with
         ``torch.onnx.export(torch.export.load(path)).save("model.onnx")``.
-        It takes any number of raw rows, as one table, and returns what ``predict`` does with
-        ``outputs=True``. Categories are given by their position in the list, dates in seconds
-        since 1970; the extra file ``columns.json`` describes them. ``x`` is a few
-        example rows, whose dtype the program takes; without them, float64 if inputs are scaled,
-        else the network's. The program is compared with ``predict`` before the file is written.
+        It takes any number of raw examples as one tensor, and returns what ``predict`` does with
+        ``outputs=True``. Pass categories by their position in the list, and dates in seconds
+        since 1970; the extra file ``columns.json`` describes them. ``x`` is a few examples, which
+        set the program's dtype; the default is float64 if inputs are scaled, otherwise the
+        network's dtype. The program is compared with ``predict`` before the file is written.
         """
         from fedgradnorm._runs.exporting import export
 
@@ -262,11 +262,11 @@ class Run:
     def benefit(
         self, alone: Run, clients: Iterable[Client], *, by: By = "score", seed: int = 0
     ) -> Benefit:
-        """The benefit of this run to ``clients`` over ``alone``, a run with share="none".
+        """What ``clients`` gain in this run over ``alone``, a run with share="none".
 
-        Both must be finished runs of these clients and are compared on their test examples; some
-        clients may be left out. Classification is judged by accuracy (``by="loss"``: by the loss),
-        regression by the loss. Intervals come from a paired bootstrap, seeded by ``seed``.
+        Both must be finished runs of these clients; they are compared on the clients' test
+        examples. You may leave out clients. Classifiers are compared by accuracy (``by="loss"``: by
+        loss), regressions by loss. Intervals come from a paired bootstrap, seeded by ``seed``.
         """
         if not isinstance(alone, Run):
             raise ConfigError(f"alone must be a run trained with share='none', not {shown(alone)}")
@@ -278,12 +278,12 @@ class Run:
         return benefit_of(self, alone, clients, by=by, seed=seed)
 
     def summary(self) -> pd.DataFrame:
-        """A row per client: training loss first and last, weight, and the metrics of its ``split``.
+        """A row per client: first and last training loss, weight, and the metrics of its ``split``.
 
-        That is the test split; a client without one is shown on its validation or training rows.
-        ``kept_round`` is the round that the client ended with, where it was chosen (``keep``).
-        ``baseline`` is what the most frequent class, or the mean, scores there by the client's
-        metric: the first that its task named, or else accuracy or mae.
+        That is the test split, or for a client without one the validation or training examples.
+        ``score`` is the client's first named metric, or else accuracy or mae, and ``baseline`` is
+        what always predicting the most frequent class, or the mean, scores by that metric.
+        ``kept_round`` is the round that the client ended with, if the best one was kept.
         """
         from fedgradnorm._runs.run_summary import summary_of
 

@@ -1,9 +1,9 @@
 """A run that begins where another one ended: its network, heads and statistics.
 
-Optimisers, weights and first losses start anew, so what follows is a new training.
+Optimizers, weights and first losses start anew, so what follows is a new training.
 
-A client that comes when the run is over tunes a head, or more, on its own rows. The shared network
-stays as it is; what the client keeps is chosen by its own validation rows.
+A client that comes when the run is over tunes a head, or more, on its own examples. The shared
+network is frozen; what the client keeps is chosen on its own validation examples.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Start:
     def announce(self) -> None:
         fresh = [client.name for client in self.clients if client.name not in self.known]
         log.info(
-            "start: network of run %s; heads taken over for %s; fresh heads for %s",
+            "starting from run %s: its network, and its heads for %s; new heads for %s",
             self.fingerprint,
             *(listed(names, 20) if names else "no clients" for names in (self.known, fresh)),
         )

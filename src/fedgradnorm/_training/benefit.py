@@ -53,20 +53,20 @@ def benefit(
 
     Args:
         network, clients: as for :func:`fedgradnorm.train`; every client needs test examples.
-        by: classes are judged by accuracy (``score``), or by their ``loss``; numbers by the loss.
-        folder: where both runs are kept, as ``joined`` and ``alone`` inside it.
-        resume: continue the runs in ``folder``; a run that is not there yet starts.
-        try_heads: train with own heads, with shared heads (``heads="task"``), and with shared heads
-            with own bias, and take what has the least validation loss; the folders are called so.
-        callbacks: as for :func:`fedgradnorm.train`, called in all runs. In the run without sharing
-            an event's ``stage`` is "alone", and in those that are tried it says which.
+        by: compare classifiers by accuracy (``score``) or by ``loss``; regressions always by loss.
+        folder: where to save both runs, in the subfolders ``joined`` and ``alone``.
+        resume: continue the runs in ``folder``, and start those that are not there yet.
+        try_heads: train with personal heads, with shared heads (``heads="task"``), and with shared
+            heads and a personal bias, and pick the least validation loss. Each has its own folder.
+        callbacks: as for :func:`fedgradnorm.train`, called in all runs. An event's ``stage`` is
+            "alone" in the run without sharing, and names the heads in those that try them.
         training: method, weighting and settings, as for :func:`fedgradnorm.train`. Alone,
             ``sharing.share`` is "none", and what needs a server or tunes a shared network
             (``heads``, ``weight_per``, ``aggregate``, ``ditto``, ``personalize``) is left out.
 
     Returns:
-        A benefit with ``table``, ``sentence``, and the two runs, ``joined`` and ``alone``; of heads
-        that were tried also their ``tried`` gains, and what was ``picked``.
+        A benefit with ``table``, ``sentence``, and the two runs, ``joined`` and ``alone``. With
+        ``try_heads`` it also has the gain of each (``tried``) and the one that was ``picked``.
     """
     weighting, how, found = _chosen({**training, "callbacks": callbacks})
     given = testable(clients, by)

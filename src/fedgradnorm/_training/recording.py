@@ -71,7 +71,9 @@ class Recording(Callback):
             words = "%s has the rows of %d of %d clients, and %s quantiles over all"
             log.info(words, METRICS, len(self.recorded), len(self.taken), SPREAD)
         if (some := self.chosen(0)) is not None:
-            log.info("eval_clients: %d of %d are evaluated at a time", len(some), len(self.taken))
+            log.info(
+                "evaluation.clients: %d of %d are evaluated at a time", len(some), len(self.taken)
+            )
 
     def on_round(self, state: TrainingState) -> None:
         """Count a round for its clients, and record one in ``log_every``."""

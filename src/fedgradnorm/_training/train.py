@@ -85,34 +85,34 @@ def train(
     """Train one shared network and a personal head per client.
 
     Args:
-        network: any module from an input row to a feature vector; it is copied, never changed. A
-            :class:`fedgradnorm.Run` continues from that run: its network, and the heads and running
-            statistics of clients that it knows. Optimizers and weights start again; new clients get
-            fresh heads.
+        network: any module that maps a batch of inputs to features; it is copied, never changed.
+            To continue from an earlier run, pass that :class:`fedgradnorm.Run`: you get its
+            network, and the heads and running statistics of the clients it knows. Optimizers and
+            weights start again, and new clients get new heads.
         clients: the clients of the federation; see :class:`fedgradnorm.Client`.
         method: the name of a method, one of :func:`fedgradnorm.methods`: a weighting and settings.
-        weighting: how the server weights clients: an object, or a table of options of the method's
-            weighting. With neither, the method is ``fedgradnorm-direct``, which is
-            ``GradNorm(rule="direct")``; or ``Equal()`` where nothing is shared.
-        rounds, epochs: length of the run; a round is one communication, an epoch one pass over the
-            largest client's training examples. Ten epochs if neither is given.
-        lr: learning rate of every network optimizer that does not name its own.
-        seed: decides heads, batches, participation and dropout.
+        weighting: how the server weights clients: an object, or a dict of options for the method's
+            weighting. If you pass neither this nor a method, the method is ``fedgradnorm-direct``,
+            which is ``GradNorm(rule="direct")``; or ``Equal()`` if nothing is shared.
+        rounds, epochs: length of the run, ten epochs by default. A round is one exchange between
+            server and clients, an epoch one pass over the largest client's training examples.
+        lr: learning rate of every network optimizer that does not set its own.
+        seed: determines heads, batches, participation and dropout.
         local: what a client does in a round, :class:`fedgradnorm.Local`.
         server: what the server does in a round, :class:`fedgradnorm.Server`.
         sharing: what clients share, :class:`fedgradnorm.Sharing`.
         personalization: what each client has for itself, :class:`fedgradnorm.Personalization`.
-        compute: device, precision and engine, :class:`fedgradnorm.Compute`.
-        callbacks: what happens around the rounds. :class:`fedgradnorm.Evaluation`,
+        compute: device, precision and executor, :class:`fedgradnorm.Compute`.
+        callbacks: what happens between rounds. Use :class:`fedgradnorm.Evaluation`,
             :class:`fedgradnorm.EarlyStopping`, :class:`fedgradnorm.KeepBest`,
-            :class:`fedgradnorm.Checkpoints` and :class:`fedgradnorm.History` set what is evaluated,
-            kept and written; :class:`fedgradnorm.ShowProgress` and your own
-            :class:`fedgradnorm.Callback` objects see every round, and can stop the run. A function
-            is called after each round.
-        folder: where to save config, log, metrics and checkpoints; without it nothing is written.
-            :func:`fedgradnorm.resume` continues the run in it.
+            :class:`fedgradnorm.Checkpoints` and :class:`fedgradnorm.History` to choose what is
+            evaluated, kept and written. :class:`fedgradnorm.ShowProgress` and your own
+            :class:`fedgradnorm.Callback` objects see every round and can stop the run. A plain
+            function is called after each round.
+        folder: where to save config, log, metrics and checkpoints, so that
+            :func:`fedgradnorm.resume` can continue the run. By default nothing is written.
 
-    The groups from ``local`` to ``compute`` may also be tables, ``local={"head_steps": 5}``.
+    The groups from ``local`` to ``compute`` may also be dicts: ``local={"head_steps": 5}``.
 
     Returns:
         A :class:`fedgradnorm.Run`.
@@ -144,18 +144,18 @@ def resume(
     weighting: Weighting | None = None,
     callbacks: Sequence[Callback | Option | Show] = (),
 ) -> Run:
-    """Continue the run in ``folder`` with the settings it was started with.
+    """Continue the interrupted run in ``folder``, with the settings it was started with.
 
     Args:
-        folder: the folder that :func:`fedgradnorm.train` was given.
-        network: the network it was given; or the run, where it started from one.
+        folder: the folder that you passed to :func:`fedgradnorm.train`.
+        network: the network that you passed; or the run, if it continued one.
         clients: the same clients, with the same data.
-        weighting: the weighting, if it is a custom one; others are made from what is stored.
-        callbacks: as for :func:`fedgradnorm.train`. Options such as ``KeepBest()`` may be left
-            out, or must be those that the run was started with.
+        weighting: the weighting, if it is a custom one; others are restored from the folder.
+        callbacks: as for :func:`fedgradnorm.train`. You may leave out options such as
+            ``KeepBest()``; if you pass them, they must be those the run was started with.
 
     Returns:
-        A :class:`fedgradnorm.Run`: on a CPU bit-for-bit the one that was interrupted would be.
+        A :class:`fedgradnorm.Run`, on a CPU bit-for-bit that of an uninterrupted training.
     """
     place = checked_folder(folder)
     if place is None:

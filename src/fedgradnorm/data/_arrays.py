@@ -1,4 +1,4 @@
-"""Your own arrays as a client, with seeded hold-out shares and standardisation."""
+"""Your own arrays as a client, with seeded hold-out shares and standardization."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ def client_from_arrays(
     standardize: Standardize = False,
     seed: int = 0,
 ) -> Client:
-    """A client from arrays or tensors ``(x, y)``.
+    """Make a client from arrays or tensors ``(x, y)``; it can hold out and standardize examples.
 
-    ``validation_share`` and ``test_share`` hold out that part of the training rows, drawn with
-    ``seed``; the rows keep their order. ``standardize`` is learned on the rows that remain for
-    training: True means inputs, and targets of a regression; ``"inputs"`` or ``"targets"`` one. A
-    table ``{"mean": [...], "std": [...]}`` gives public constants instead, as a client with
-    ``privacy`` needs them; ``target_mean`` and ``target_std`` are those of a regression's targets.
-    What was learned is the client's ``scaling``, so a run's ``predict`` takes raw values.
+    ``validation_share`` and ``test_share`` are the shares of the training examples to hold out,
+    drawn with ``seed``; the examples keep their order. With ``standardize=True``, inputs and
+    regression targets are scaled with statistics of the remaining training examples; with
+    ``"inputs"`` or ``"targets"``, only one of them. A client with ``privacy`` needs public
+    constants instead: ``{"mean": [...], "std": [...]}``, and for a regression's targets
+    ``target_mean`` and ``target_std``. The client remembers its ``scaling``, so ``predict`` takes
+    raw values.
 
     >>> from fedgradnorm import regression
     >>> x = np.arange(20.0).reshape(10, 2)
@@ -71,7 +72,7 @@ def client_from_arrays(
     plain = isinstance(x.first if isinstance(x, Streamed) else x, torch.Tensor)
     if inputs and not plain:
         raise ConfigError(
-            f"client {name!r}: named inputs and sequences are not standardised where they are "
+            f"client {name!r}: named inputs and sequences are not standardized where they are "
             "arrays; scale them beforehand, and use standardize='targets' for the targets"
         )
     try:
@@ -138,7 +139,7 @@ def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]
     regression = task.has_real_targets
     if isinstance(standardize, Mapping):
         if "target_mean" in standardize and not regression:
-            raise ConfigError(f"client {name!r}: class labels cannot be standardised")
+            raise ConfigError(f"client {name!r}: class labels cannot be standardized")
         return "mean" in standardize, "target_mean" in standardize
     if standardize is True or standardize is False:
         return standardize, standardize and regression
@@ -149,7 +150,7 @@ def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]
         )
     if standardize == "targets" and not regression:
         raise ConfigError(
-            f"client {name!r}: class labels cannot be standardised; use standardize='inputs'"
+            f"client {name!r}: class labels cannot be standardized; use standardize='inputs'"
         )
     return standardize == "inputs", standardize == "targets"
 
@@ -175,7 +176,7 @@ def held_out(
             raise ConfigError(f"{where} and {split} data are both given; choose one")
         count = round(share * size)
         if count == 0:
-            raise DataError(f"{where} {share} of {size} rows is no row; raise it or set it to 0")
+            raise DataError(f"{where} {share} of {size} rows selects none; raise it or set it to 0")
         moved[split] = np.sort(order[start : start + count])
         start += count
     if moved and start >= size:
@@ -216,7 +217,7 @@ def scaled(clients: Sequence[Client], how: How) -> list[Client]:
 
 
 def standardized_together(clients: Sequence[Client]) -> list[Client]:
-    """Clients with inputs standardised by the training rows of all of them.
+    """Clients with inputs standardized by the training rows of all of them.
 
     A column that a client does not have counts for nothing, and is 0 there. Targets stay as each
     client's own scaling left them.
@@ -286,5 +287,5 @@ def chosen(what: str, given: Any, known: Sequence[Any]) -> list[Any]:
         elif isinstance(one, bool | float) or one not in known:
             raise ConfigError(f"{what}: {one!r} is none of {known[0]} .. {known[-1]}")
     if len(set(names)) < len(names):
-        raise ConfigError(f"{what}: one stands twice in {list(names)}; name each once")
+        raise ConfigError(f"{what}: {list(names)} lists one twice; name each once")
     return list(names)

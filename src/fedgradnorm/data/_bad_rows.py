@@ -91,7 +91,7 @@ def tell_dropped(messages: list[str], source: object) -> None:
 
 
 def tell_unlabelled(name: str, targets: Sequence[NDArray[Any]]) -> None:
-    """One line in the log about rows that nobody labelled."""
+    """One line in the log about rows that nobody labeled."""
     numbers = [np.isnan(y.reshape(len(y), -1)) for y in targets if y.dtype.kind == "f"]
     some = sum(int(gaps.any(axis=1).sum()) for gaps in numbers)
     if some:

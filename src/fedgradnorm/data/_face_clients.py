@@ -54,7 +54,7 @@ class FaceSet:
 
 
 def nme(output: Tensor, target: Tensor) -> Tensor:
-    """Normalised mean error of landmarks: mean distance of the points over the eye distance.
+    """Normalized mean error of landmarks: mean distance of the points over the eye distance.
 
     Columns are x1..x5, y1..y5, in that order, and points 1 and 2 are the eyes. Distances are taken
     in the crop, so the value is the same for landmarks in pixels and in [0, 1].
@@ -243,5 +243,5 @@ def _shared_out(task: str, rows: Rows, count: int) -> dict[str, Rows]:
 
 
 def unit_pixels(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Grey levels 0 .. 255 as float32 in [0, 1]."""
+    """Gray levels 0 .. 255 as float32 in [0, 1]."""
     return np.asarray(images, dtype=np.float32) / np.float32(255)

@@ -248,16 +248,17 @@ def partitioner(description: Mapping[str, Any]) -> Partitioner:
 
 
 def partition_client(client: Client, how: str, *, seed: int = 0, **options: Any) -> list[Client]:
-    """Clients ``name-0``, ``name-1``, ... that divide one client's training rows among them.
+    """Divide one client's training examples among clients ``name-0``, ``name-1``, ...
 
-    Each keeps the whole validation and test data, and all carry one task name, so that they can
-    share a weight (``weight_per="task"`` in ``train``). Rows without a label go to nobody.
+    Each of them keeps the whole validation and test data. All have the same task name, so that they
+    can share a weight (``weight_per="task"``) or a head (``heads="task"``). Examples without a
+    label are left out.
 
     Args:
-        client: whose training rows are divided.
+        client: the client whose training examples to divide.
         how: "iid", "size", "dirichlet" or "pathological".
-        seed: decides which rows go to whom.
-        options: of ``how``, the keys of ``[data.partition.CLIENT]`` in a config: ``parts``;
+        seed: determines which client gets which examples.
+        options: options of ``how``, as in ``[data.partition.CLIENT]`` of a config: ``parts``;
             ``sizes`` for "size"; also ``alpha`` and ``min_size`` for "dirichlet", and
             ``classes_per_part`` for "pathological".
 

@@ -1,4 +1,4 @@
-"""Standardisation learned on training data, kept so that raw values can be used later."""
+"""Standardization learned on training data, kept so that raw values can be used later."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NUMBERS_AT_ONCE = 1 << 20  # of rows that are read in pieces
 class Scaling:
     """Means and standard deviations of one client's training data, in float64.
 
-    Inputs are standardised per column, or per channel where they have more axes (images
+    Inputs are standardized per column, or per channel where they have more axes (images
     ``[n, c, h, w]``, signals ``[n, c, length]``). A pair that is None leaves its side as it is.
 
     >>> x, y = np.array([[1.0, 5.0], [3.0, 5.0]]), np.array([0.0, 4.0])
@@ -87,11 +87,11 @@ class Scaling:
 
     def scale_inputs(self, x: Array) -> Tensor:
         """Raw inputs to what the network sees; whole numbers become float32."""
-        return _standardised(_tensor(x, "x"), self.input_mean, self.input_std, "inputs")
+        return _standardized(_tensor(x, "x"), self.input_mean, self.input_std, "inputs")
 
     def scale_targets(self, y: Array) -> Tensor:
         """Raw targets to what the network is trained on."""
-        return _standardised(_tensor(y, "y"), self.target_mean, self.target_std, "targets")
+        return _standardized(_tensor(y, "y"), self.target_mean, self.target_std, "targets")
 
     def restore_targets(self, output: Tensor) -> Tensor:
         """A network's output back in the targets' own units; gradients pass through."""
@@ -186,7 +186,7 @@ def _streamed_moments(x: Streamed, y: Any, inputs: bool, targets: bool) -> tuple
     of_x, of_y, shape = Moments(), Moments(), [1] * (len(_rows(y[:1]).shape) - 2)
     if not inputs and isinstance(y, Tensor):
         return (None, None), moments_with_gaps(_rows(y), "y") if targets else (None, None)
-    log.info("%s: reading all %d rows once, to standardise", x.feed.where, len(x))
+    log.info("%s: reading all %d rows once, to standardize", x.feed.where, len(x))
     for part, labels in pieces(x, y, max(64, NUMBERS_AT_ONCE // max(1, x.numbers))):
         assert isinstance(part, Tensor)
         of_x.add(positions(part if part.ndim > 1 else part[:, None]))
@@ -202,7 +202,7 @@ def _streamed_moments(x: Streamed, y: Any, inputs: bool, targets: bool) -> tuple
 def _moments(values: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per column or channel, shaped to broadcast over rows."""
     if values.ndim == 0 or len(values) == 0:
-        raise DataError(f"{name} is empty; standardisation needs at least one training row")
+        raise DataError(f"{name} is empty; standardization needs at least one training row")
     wide = values.to("cpu", torch.float64)
     axes = (0, *range(2, wide.ndim))
     mean = wide.mean(dim=axes, keepdim=True)[0]
@@ -216,13 +216,13 @@ def _moments(values: Tensor, name: str) -> tuple[Tensor, Tensor]:
 def _checked(mean: Tensor, std: Tensor, name: str) -> tuple[Tensor, Tensor]:
     if not (torch.isfinite(mean).all() and torch.isfinite(std).all()):
         raise DataError(
-            f"{name} holds values that are not finite or too large to standardise; "
-            "remove them, or switch standardisation off"
+            f"{name} holds values that are not finite or too large to standardize; "
+            "remove them, or switch standardization off"
         )
     return mean, std
 
 
-def _standardised(values: Tensor, mean: Tensor | None, std: Tensor | None, what: str) -> Tensor:
+def _standardized(values: Tensor, mean: Tensor | None, std: Tensor | None, what: str) -> Tensor:
     if mean is None or std is None:
         return values
     _same_width(values, mean, what)

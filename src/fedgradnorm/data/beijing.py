@@ -41,7 +41,7 @@ FILES = (f"PRSA_Data_{_PERIOD}.zip", f"PRSA2017_Data_{_PERIOD}.zip")
 """Names of the archive in a data folder."""
 
 POLLUTANTS = {"pm25": "PM2.5", "pm10": "PM10", "so2": "SO2", "no2": "NO2", "co": "CO", "o3": "O3"}
-"""Tasks by regression, in micrograms per cubic metre, and their columns."""
+"""Tasks by regression, in micrograms per cubic meter, and their columns."""
 
 TASKS = (*POLLUTANTS, "wind", "rain")
 """What a station can predict."""

@@ -1,6 +1,6 @@
 """Drawn faces: a synthetic stand-in for MTFL that needs no download.
 
-40x40 grey faces with MTFL's five landmarks in the same column order (x1..x5, y1..y5, in pixels),
+40x40 gray faces with MTFL's five landmarks in the same column order (x1..x5, y1..y5, in pixels),
 smile, glasses and pose, and a face-shape class in the place of gender. Made by NumPy from a seed;
 for set-ups, tests and demonstrations, never for claims about real faces.
 """
@@ -137,7 +137,7 @@ def _generate(samples: int, stream: tuple[int, int], progress: Progress | None) 
 
 
 # How a face looks: a turned head, its features, and the light on it. In head coordinates the head's
-# centre is the origin, half its width is 1, and y points down. Everything is an array with a face
+# center is the origin, half its width is 1, and y points down. Everything is an array with a face
 # per row, and every shape is a soft mask over the pixels of all faces at once.
 
 Array = NDArray[Any]
@@ -156,7 +156,7 @@ def ramp(distance: Array) -> Array:
 
 
 def paint(picture: Array, mask: Array, grey: Array) -> Array:
-    """``picture`` with one grey level per picture laid over it where the mask says."""
+    """``picture`` with one gray level per picture laid over it where the mask says."""
     painted: Array = picture + mask * (wide(grey) - picture)
     return painted
 
@@ -217,7 +217,7 @@ _EDGE = np.float32(0.75)  # edges as wide as three quarters of a pixel: smooth, 
 
 @dataclass(frozen=True)
 class _Canvas:
-    """Every pixel's centre in head coordinates [n, 40, 40], and the width of an edge there."""
+    """Every pixel's center in head coordinates [n, 40, 40], and the width of an edge there."""
 
     x: Array
     y: Array
@@ -245,7 +245,7 @@ class Look:
         return np.concatenate([pixel_x, pixel_y], axis=1)
 
     def head_grid(self) -> tuple[Array, Array]:
-        """The centre of every pixel in head coordinates: two arrays [n, 40, 40]."""
+        """The center of every pixel in head coordinates: two arrays [n, 40, 40]."""
         line = np.arange(SIZE, dtype=np.float32) + np.float32(0.5)
         x = (line[None, None, :] - wide(self.centre_x)) / wide(self.scale)
         y = (line[None, :, None] - wide(self.centre_y)) / wide(self.scale)
@@ -347,7 +347,7 @@ def _mouth(
 def _glasses(
     canvas: _Canvas, points: Array, labels: Labels, look: Look, rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Two rims and a bridge: the mask (empty where there are none) and its grey level."""
+    """Two rims and a bridge: the mask (empty where there are none) and its gray level."""
     count = len(points)
     worn = (labels["glasses"] == _GLASSES).astype(np.float32) * uniform(rng, count, 0.55, 1)
     radius, rim = uniform(rng, count, 0.25, 0.32), uniform(rng, count, 0.025, 0.06)
@@ -382,7 +382,7 @@ def _hair(canvas: _Canvas, look: Look, rng: np.random.Generator) -> Array:
 
 
 def _background(rng: np.random.Generator, count: int) -> Array:
-    """A slope of grey with soft blotches."""
+    """A slope of gray with soft blotches."""
     line = np.linspace(-0.5, 0.5, SIZE, dtype=np.float32)
     across, down = uniform(rng, count, -0.5, 0.5), uniform(rng, count, -0.5, 0.5)
     slope = wide(across) * line[None, None, :] + wide(down) * line[None, :, None]
@@ -392,7 +392,7 @@ def _background(rng: np.random.Generator, count: int) -> Array:
 
 
 def _lit(picture: Array, canvas: _Canvas, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Light from one side, contrast, brightness and sensor noise; as grey levels."""
+    """Light from one side, contrast, brightness and sensor noise; as gray levels."""
     count = len(picture)
     angle, strength = uniform(rng, count, 0, 2 * np.pi), uniform(rng, count, 0, 0.32)
     light = wide(strength * np.cos(angle)) * canvas.x + wide(strength * np.sin(angle)) * canvas.y

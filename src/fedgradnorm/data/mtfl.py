@@ -1,4 +1,4 @@
-"""The Multi-Task Facial Landmark set (Zhang et al., ECCV 2014) as 40x40 grey faces and clients.
+"""The Multi-Task Facial Landmark set (Zhang et al., ECCV 2014) as 40x40 gray faces and clients.
 
 Landmarks keep the files' column order: x1..x5, y1..y5, for left eye, right eye, nose, left and
 right mouth corner, left being the picture's. Labels count from zero; ``CLASSES`` names them.

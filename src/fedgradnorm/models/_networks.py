@@ -11,7 +11,7 @@ from fedgradnorm._errors import ConfigError
 
 
 def network1(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Network 1 (faces): four convolutions, 1x40x40 grey -> 256 numbers.
+    """Network 1 (faces): four convolutions, 1x40x40 gray -> 256 numbers.
 
     The paper does not name an activation; ReLU after every layer is our reading.
 

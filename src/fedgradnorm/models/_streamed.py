@@ -203,7 +203,7 @@ class Feed:
 
     ``rows`` are those that belong to it, all by default; ``where`` names client and split in
     messages. ``change_x`` and ``change_y`` are done to each batch in turn: class numbers for
-    texts, standardisation. ``workers`` threads read ahead; 0 reads in the caller's own thread.
+    texts, standardization. ``workers`` threads read ahead; 0 reads in the caller's own thread.
     """
 
     source: Source
@@ -469,14 +469,15 @@ def sample_rows(size: int) -> NDArray[np.int64]:
 
 
 def stream(rows: Any, *, workers: int = 1) -> Feed:
-    """Rows that are read batch by batch while a client trains, and never all at once.
+    """Read examples batch by batch while a client trains, and never all at once.
 
-    ``rows`` is a map-style ``torch.utils.data.Dataset``, an ``np.memmap`` or a ``.npy`` file. Give
-    the result as a client's split if it is a Dataset of pairs ``(x, y)``, else as the ``x`` of one.
-    A Dataset or a memory map is also taken as it is; this function is for files and ``workers``.
+    ``rows`` is a map-style ``torch.utils.data.Dataset``, an ``np.memmap`` or a ``.npy`` file. Pass
+    the result as a client's split if it is a Dataset of pairs ``(x, y)``, otherwise as the ``x`` of
+    a split. You can also pass a Dataset or a memory map directly; use this function for files, and
+    to set ``workers``.
 
-    ``workers`` threads read ahead. By default it is one for all clients, so code of a Dataset is
-    never run twice at a time. 0 reads in the thread that trains.
+    ``workers`` threads read ahead. By default one thread reads for all clients, so a Dataset's code
+    never runs twice at the same time. With 0, the training thread reads.
 
     >>> import tempfile
     >>> from fedgradnorm import Client, classification

@@ -43,7 +43,7 @@ class Kind:
     loss_name: ClassVar[str] = "loss"
     metrics: ClassVar[Mapping[str, Metric]] = {}
     least: ClassVar[int] = 1  # outputs
-    real: ClassVar[bool] = False  # whether targets are numbers that can be standardised
+    real: ClassVar[bool] = False  # whether targets are numbers that can be standardized
     counted: ClassVar[bool] = False  # whether a target is one class number, not ``outputs`` numbers
     family: ClassVar[str] = ""  # whose metrics it has: multiclass, binary, multilabel or numbers
     options: ClassVar[tuple[str, ...]] = ()  # of a client's file that are for this kind alone

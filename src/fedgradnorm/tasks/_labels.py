@@ -146,7 +146,7 @@ SHOWN = 10  # labels that a message lists
 def texts_of(y: Any) -> list[str] | None:
     """Targets that are texts, as a list of them; None if they are anything else.
 
-    What nobody labelled (None, NaN, an empty text) is an empty text.
+    What nobody labeled (None, NaN, an empty text) is an empty text.
     """
     if isinstance(y, Tensor) or not hasattr(y, "__len__"):
         return None

@@ -31,22 +31,22 @@ def classification(
     name: str | None = None,
     shape: Shape | int = (),
 ) -> Task:
-    """One of ``classes`` labels 0 .. classes - 1 per row; cross-entropy unless ``loss`` is given.
+    """One of ``classes`` labels per example, 0 .. classes - 1; cross-entropy by default.
 
-    ``labels`` lists their names instead. A client's targets may then be these names; without a list
-    text labels become class numbers in sorted order.
+    Pass ``labels`` to name the classes instead of counting them. A client's targets may then be
+    these names. Without a list, text labels become class numbers in sorted order.
 
-    With ``class_weights`` a row's loss is w[y] times its cross-entropy. ``"balanced"`` makes all
-    classes count the same: w_c = n / (C n_c), with n_c of the client's n training rows in class c.
-    A list gives one number v_c for each class, scaled to w_c = v_c n / sum_j v[y_j]: the mean
-    weight of a training row is 1, and the loss of all training rows is torch's weighted mean.
+    With ``class_weights``, an example's loss is w[y] times its cross-entropy. ``"balanced"`` makes
+    all classes count the same: w_c = n / (C n_c), if n_c of the client's n training examples have
+    class c. A list gives one number v_c for each class, scaled to w_c = v_c n / sum_j v[y_j]: the
+    mean weight of a training example is 1, as in torch's weighted mean.
 
-    ``metrics`` besides the accuracy: functions by name, or a list of names such as "f1", of which
-    tables show the first.
+    ``metrics`` in addition to accuracy: functions by name, or a list of names such as "f1". Tables
+    show the first one.
 
-    With a ``shape``, such as (16, 16) for a mask, every position has a class. The head gives
-    ``[rows, classes, *shape]`` or ``[rows, *shape, classes]``, and a row's loss is the mean over
-    positions.
+    With a ``shape``, such as (16, 16) for a mask, every position has a class. The head returns
+    ``[examples, classes, *shape]`` or ``[examples, *shape, classes]``, and an example's loss is the
+    mean over positions.
 
     >>> classification(3).outputs
     3
@@ -77,13 +77,13 @@ def binary(
     name: str | None = None,
     shape: Shape | int = (),
 ) -> Task:
-    """0 or 1 per row, from one output; binary cross-entropy of its sigmoid, or a ``loss``.
+    """0 or 1 per example, from one logit; binary cross-entropy by default.
 
-    ``labels`` names them, that of 0 first; a client's targets may then be these names.
+    ``labels`` are the names of 0 and 1, in this order; a client's targets may then be these names.
 
-    With ``pos_weight`` p a row with a 1 counts p times as much as one with a 0; ``"balanced"`` is
-    p = zeros / ones. Both weights are scaled so that the mean weight of a training row is 1.
-    ``shape`` is as in :func:`classification`.
+    With ``pos_weight`` p, an example with a 1 counts p times as much as one with a 0;
+    ``"balanced"`` is p = zeros / ones. Both weights are scaled so that the mean weight of a
+    training example is 1. ``shape`` is as in :func:`classification`.
 
     >>> binary().outputs
     1
@@ -107,9 +107,9 @@ def multilabel(
     name: str | None = None,
     shape: Shape | int = (),
 ) -> Task:
-    """``labels`` zeros and ones per row; the mean over labels of their binary cross-entropy.
+    """``labels`` zeros and ones per example; mean binary cross-entropy over labels by default.
 
-    ``pos_weight`` is as in :func:`binary`, a number for each label; ``shape`` as in
+    ``pos_weight`` is as in :func:`binary`, with a number for each label; ``shape`` is as in
     :func:`classification`.
 
     >>> sorted(multilabel(4).metrics)
@@ -131,12 +131,12 @@ def ordinal(
     name: str | None = None,
     shape: Shape | int = (),
 ) -> Task:
-    """One of ``classes`` labels 0 .. classes - 1 in an order, such as stages or stars.
+    """One of ``classes`` ordered labels, 0 .. classes - 1, such as stages or stars.
 
-    The head has classes - 1 outputs, which say how likely a row is above each class but the last:
-    logit P(y > 0) = o_0, logit P(y > k) = logit P(y > k - 1) - softplus(o_k). The loss is the mean
-    binary cross-entropy of these questions (Cao, Mirjalili, Raschka 2020, CORAL), so an answer two
-    classes away costs more than a neighbour. ``mae`` counts the classes in between.
+    The head has classes - 1 outputs o_k for the probabilities that an example is above each class
+    but the last: logit P(y > 0) = o_0, logit P(y > k) = logit P(y > k - 1) - softplus(o_k). The
+    loss is the mean binary cross-entropy of these (Cao, Mirjalili, Raschka 2020, CORAL), so the
+    farther a prediction is from the true class, the more it costs. ``mae`` is this distance.
 
     >>> ordinal(5).outputs, ordinal(5).classes
     (4, 5)
@@ -156,7 +156,7 @@ def of_kind(
     name: str | None = None,
     shape: Shape | int = (),
 ) -> Task:
-    """A task of a kind of your own: a class derived from :class:`Kind`, or its name."""
+    """A task of a custom kind: a class derived from :class:`Kind`, or its name."""
     if isinstance(kind, type) and issubclass(kind, Kind) and kind.name:
         kind = kind.name
     if not isinstance(kind, str):
@@ -176,9 +176,9 @@ def regression(
     name: str | None = None,
     shape: Shape | int = (),
 ) -> Task:
-    """``outputs`` real numbers per row; mean squared error unless ``loss`` is given.
+    """``outputs`` real numbers per example; mean squared error by default.
 
-    With a ``shape`` there are so many at every position: see :func:`classification`.
+    With a ``shape``, every position has that many: see :func:`classification`.
 
     >>> sorted(regression(10).metrics)
     ['mae', 'r2']
@@ -207,4 +207,4 @@ def _task(
 
 def _only_one(loss: LossFunction | None, what: str) -> None:
     if loss is not None:
-        raise ConfigError(f"{what} and a loss of your own are both given; weigh inside the loss")
+        raise ConfigError(f"{what} and a custom loss are both given; weight inside the loss")

@@ -45,7 +45,7 @@ def ordinal_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Mean binary cross-entropy of each row over the questions "is it above class k?".
 
     The loss of CORAL (Cao, Mirjalili, Raschka 2020): an answer two classes away costs more than one
-    that is the neighbour.
+    that is the neighbor.
     """
     logits = thresholds(output)
     above = target[:, None] > torch.arange(logits.shape[1], device=target.device)
@@ -181,7 +181,7 @@ class WeightedLoss:
         return weight * F.cross_entropy(output, target, reduction="none")[:, None]
 
     def _counts(self, target: Tensor) -> Tensor:
-        """How many labelled training rows each class has; of labels, their zeros and ones."""
+        """How many labeled training rows each class has; of labels, their zeros and ones."""
         if not self.binary:
             classes = target[known(target)].to(torch.int64)
             return torch.bincount(classes, minlength=self.count)[None]

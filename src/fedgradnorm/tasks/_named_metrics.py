@@ -293,10 +293,10 @@ def _call(package: str, name: str, *given: Tensor, **options: Any) -> Tensor:
 def measured(
     task: Task, output: Tensor, target: Tensor, scaling: Scaler | None
 ) -> dict[str, float]:
-    """Every metric of a split's labelled rows; ``output`` is [rows, outputs, *shape].
+    """Every metric of a split's labeled rows; ``output`` is [rows, outputs, *shape].
 
     Our own metrics are of single positions. One of others gets the rows as they are, with NaN for
-    what is missing. Where targets were standardised, all of them see the raw units.
+    what is missing. Where targets were standardized, all of them see the raw units.
     """
     if scaling is not None and task.has_real_targets:
         output, target = scaling.restore_targets(output), scaling.restore_targets(target)

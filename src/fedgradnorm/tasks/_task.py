@@ -138,7 +138,7 @@ class Task:
 
     @property
     def has_real_targets(self) -> bool:
-        """Whether targets are numbers of any size, which can be standardised."""
+        """Whether targets are numbers of any size, which can be standardized."""
         return self.form.real
 
     @property
@@ -265,7 +265,7 @@ class Task:
         return self.loss_scale * self.row_losses(output, target)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """F_i: the mean loss over the labelled rows."""
+        """F_i: the mean loss over the labeled rows."""
         losses = self.losses(output, target)
         if not self.gaps or losses.ndim == 0:
             return losses.mean()

@@ -89,19 +89,21 @@ def _scattered(values: Tensor, here: Tensor, count: int) -> Tensor:
 class Weighting(ABC):
     """A weight per client, updated once per round.
 
-    A custom method is a subclass with a ``weigh``. Client names, the active mask, normalization
-    (active weights sum to their number, all others stay as they are) and saving are done here:
+    To write your own method, subclass this and define ``weigh``. The base class takes care of
+    client names, absent clients, normalization (active weights sum to their number, and all others
+    stay as they are) and saving:
 
     >>> class InverseLoss(Weighting):
     ...     needs = Needs.LOSS
     ...     def weigh(self, signals):
     ...         return 1 / signals.loss
 
-    State per client is in ``self.rows``: float64 tensors with one number per client, named with
-    their initial values in ``starts``. Update them in place, so that a round can be captured into a
-    GPU graph. They follow the client's name, not its position. A method that updates its previous
-    weights keeps them in a row ``level``: normalized ones depend on who else participated. A row
-    ``frozen`` marks frozen weights. Any other state is in ``self.extra``, as values for JSON.
+    If you need a state per client, name it in ``starts`` with its initial value. ``self.rows`` then
+    has a float64 tensor of that name with one number per client, which follows the client's name,
+    not its position. Update it in place, so that a round can be captured into a GPU graph. If your
+    method updates its previous weights, keep them in a row ``level``, because normalized weights
+    depend on who else participated. A row ``frozen`` marks frozen weights. Keep any other state in
+    ``self.extra``, as values for JSON.
 
     Set ``positive`` to False if weights may be zero or negative, and ``capturable`` if the method
     makes a decision on the host, which a GPU graph would not repeat. ``run_seed`` is the seed of

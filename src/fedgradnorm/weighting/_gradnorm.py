@@ -47,14 +47,14 @@ class GradNorm(Weighting):
       constant learning rate the weights oscillate around their limit by about ``lr``.
     - ``squared``: the same on 1/2 sum_i (p_i G_i - target_i)^2, whose steps shrink near the limit.
     - ``relative``: p_i <- s p_i + (1 - s) target_i / G_i with s = ``smoothing``.
-    - ``direct``: the weights above approach q_i ~ r_i^gamma / G_i slowly. This rule jumps there,
-      smoothed in log space: log p <- s log p + (1 - s) log q; a client's first round takes q
-      itself. It needs no optimizer and no floor, and the scale of a client's loss cancels.
+    - ``direct``: the rules above approach q_i ~ r_i^gamma / G_i slowly. This rule jumps there,
+      smoothed in log space: log p <- s log p + (1 - s) log q, with s = 0 in a client's first round.
+      It needs no optimizer and no floor, and the scale of a client's loss cancels.
 
-    A client's weight is frozen while its gradient vanishes: while its gradient norm is below
-    ``guard`` times its largest so far, or rounding error next to the sum over all clients. Every
-    rule would otherwise give such a client more and more weight for nothing. ``frozen`` marks these
-    clients. A client's first ``warmup`` rounds leave its weight at 1, too.
+    A client's weight is frozen while its gradient vanishes, that is, while its gradient norm is
+    below ``guard`` times its largest so far, or below rounding error compared with all clients.
+    Otherwise every rule would give such a client more and more weight to no effect. ``frozen``
+    marks these clients. In a client's first ``warmup`` rounds, its weight stays at 1.
 
     When only some clients participate, the rules update *levels*. The levels of all clients sum to
     N, and a round's weights are the active clients' levels, rescaled to sum to their number; with
@@ -62,20 +62,20 @@ class GradNorm(Weighting):
     shrink the weights of clients with small gradients in every round that a dominant client misses,
     and grow the dominant client's weight in every round that it joins.
 
-    The floor is ours. Without it (``floor=None``) weights are the paper's and can become zero or
-    negative, in particular with plain SGD next to a task with large gradients. They are then not
-    clamped, a step after which they would not have a positive sum is skipped, and a private
-    federation, which needs positive weights, refuses the method.
+    The floor is our addition. Without it (``floor=None``), weights are the paper's and can become
+    zero or negative, in particular with plain SGD and a task with large gradients. They are then
+    not clamped, and a step that would leave them without a positive sum is skipped. A private
+    federation needs positive weights and therefore refuses ``floor=None``.
 
     Args:
-        gamma: strength of the pull toward one common pace, 0 or more.
+        gamma: how strongly clients that lag behind are favored, 0 or more; 0 means not at all.
         rule: how the weights are updated: absolute (the paper's), relative, squared or direct.
         lr: learning rate of the weights, the paper's alpha; used by the rules absolute and squared.
         optimizer: optimizer of the weights, adam or sgd; used by the rules absolute and squared.
         floor: smallest weight before rescaling, 0 to 1, or None; unused by the rule direct.
         smoothing: share of the old weight that remains, 0 to 1; used by relative and direct.
-        guard: freeze a weight below this share, from 0 to 1, of the client's largest gradient norm.
-        warmup: number of a client's rounds before its weight is first updated.
+        guard: freeze the weight if the gradient norm is below this share of the client's largest.
+        warmup: number of rounds of a client before its weight is first updated.
 
     >>> weighting = GradNorm(gamma=0.9, rule="direct")
     >>> weighting.bind(["minor", "dominant"])

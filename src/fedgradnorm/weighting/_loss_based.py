@@ -86,8 +86,8 @@ class GeometricMean(ByLog):
 class QFFL(ByLog):
     """p_i = F_i^q: the gradient of sum_i F_i^(q+1) / (q+1), so that large losses count more.
 
-    ``q`` = 0 weighs everybody the same; the larger, the nearer to minimising the largest loss.
-    The length of the step is the server optimiser's, not q-FedSGD's estimate from L and q.
+    ``q`` = 0 weighs everybody the same; the larger, the nearer to minimizing the largest loss.
+    The length of the step is the server optimizer's, not q-FedSGD's estimate from L and q.
     Source: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning" (2020),
     arXiv 1905.10497, equation 2, with equal shares of the clients.
 
@@ -240,7 +240,7 @@ class DWA(ByLog):
 class Uncertainty(ByLog):
     """Uncertainty weighting: s_i is the log-variance of client i's task.
 
-        minimise over s:  sum_i 1/2 exp(-s_i) F_i + 1/2 s_i,     p_i = exp(-s_i)
+        minimize over s:  sum_i 1/2 exp(-s_i) F_i + 1/2 s_i,     p_i = exp(-s_i)
 
     s is the server's and takes one Adam step (``scale_lr``) a round; at its limit p_i = 1 / F_i.
     Every task has the regression's form (equation 7), as is usual; the paper's equation 10 counts
@@ -275,7 +275,7 @@ class Uncertainty(ByLog):
 class IMTLL(Uncertainty):
     """IMTL-L: s_i rescales client i's loss so that all losses become one size.
 
-        minimise over s:  sum_i exp(s_i) F_i - s_i,     p_i = exp(s_i)
+        minimize over s:  sum_i exp(s_i) F_i - s_i,     p_i = exp(s_i)
 
     This is twice uncertainty weighting's objective with the sign of s turned, so Adam makes the two
     the same. Both are here because published tables have both.
@@ -290,7 +290,7 @@ class IMTLL(Uncertainty):
 
 
 class FAMO(Weighting):
-    """Fast adaptive multitask optimisation.
+    """Fast adaptive multitask optimization.
 
         p_i = z_i / F_i,   z = softmax(w),   w <- Adam step (logit_lr, decay) along J_z^T delta,
         delta_i = log(F_i before the step) - log(F_i after it)

@@ -334,7 +334,7 @@ class FedMGDA(GramWeighting):
                  lambda in the simplex, |lambda_i - 1/N| <= box;     p_i = lambda_i / |update_i|
 
     ``box`` = 0 averages unit updates, 1 is MGDA on them; in between nobody can be forgotten. The
-    box's centre is 1/N, one of the two the paper names (the other: by data size).
+    box's center is 1/N, one of the two the paper names (the other: by data size).
     Source: Hu, Shaloudegi, Zhang, Yu, "Federated learning meets multi-objective optimization"
     (2022), arXiv 2006.11489, algorithm 1.
 
@@ -423,7 +423,7 @@ def shortest(gram: Floats, start: float, low: float, high: float) -> Floats:
 
     The pair that gains most moves: the most negative slope that can grow, the steepest that can
     shrink. It goes as far as the parabola or the box allows (Platt 1998, sequential minimal
-    optimisation).
+    optimization).
     """
     x = np.full(len(gram), start)
     slope = gram @ x

@@ -1,4 +1,4 @@
-"""Clients in other organisations: TLS, a key per client, one message per round and client.
+"""Clients in other organizations: TLS, a key per client, one message per round and client.
 
 messages        what is said: one codec, with a schema and a size limit for each message
 sum_messages    ... in a private federation, with the same codec

@@ -18,7 +18,7 @@ from fedgradnorm.models._streamed import Streamed
 from fedgradnorm.tasks._task import Task
 from fedgradnorm.weighting import Needs, Weighting
 
-REAL_LOSS = 4.0  # of a row of standardised numbers: two standard deviations off
+REAL_LOSS = 4.0  # of a row of standardized numbers: two standard deviations off
 
 
 def planned(clients: Sequence[Client], settings: Settings) -> list[Client]:

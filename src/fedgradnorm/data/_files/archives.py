@@ -155,7 +155,7 @@ def _check_unpacked(path: Path, archive: NpzFile, keys: Collection[str]) -> None
 def _floats(path: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.kind not in "fiub":
         raise DataError(f"{path}: array {key!r} must hold numbers, not {array.dtype}")
-    # Pixels and half floats fit single precision; anything else waits for its standardisation.
+    # Pixels and half floats fit single precision; anything else waits for its standardization.
     small = array.dtype.itemsize <= 2 or array.dtype == np.float32
     with np.errstate(over="ignore"):
         return array.astype(np.float32 if small else np.float64)

@@ -438,20 +438,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Inputs:
-    """Which columns a client learns from, and what becomes of them.
+    """Which columns a client learns from, and how they are encoded.
 
-    Columns are numbers unless an option names them. All that is learned (categories, what fills a
-    gap) is learned on training rows and kept with the run, so ``predict`` takes raw rows.
+    Columns are numbers unless one of the options lists them. Categories and the values that fill
+    gaps are learned from training examples and saved with the run, so ``predict`` takes raw values.
 
     Args:
-        inputs: input columns (by default all others); with images, the column of paths (by default
-            "path").
-        categories: input columns of texts: a list, or a table with the values of each.
-        dates: input columns of dates, a table with the parts that each becomes.
-        date_format: how dates are written, as in ``datetime.strptime``.
-        cyclic: input columns that repeat, a table with the period of each.
-        missing: what an empty input becomes: "error", "mean", "median" or "indicator", for all or
-            by column.
+        inputs: the input columns (by default all others); with images, the column of paths (by
+            default "path").
+        categories: categorical input columns: a list, or a table with the values of each.
+        dates: input columns with dates: a table with the parts that each becomes.
+        date_format: the format of dates, as in ``datetime.strptime``.
+        cyclic: input columns that are periodic: a table with the period of each.
+        missing: how to treat missing inputs: "error", "mean", "median" or "indicator", for all
+            columns or by column.
         without: input columns that this client does not have.
     """
 

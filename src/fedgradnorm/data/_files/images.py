@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Pixels = NDArray[np.uint8]
 
-Color = Literal["grey", "rgb"]
+Color = Literal["gray", "rgb"]
 Box = tuple[float, float, float, float]
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
@@ -39,24 +39,24 @@ LEAST_INSIDE = 0.25
 
 @dataclass(frozen=True)
 class Images:
-    """A folder of images that the table names; they become [1 or 3, size, size] in 0 .. 1.
+    """A folder of images that the table lists; inputs are [1 or 3, size, size] from 0 to 1.
 
     Args:
-        images: folder of the images that the table names.
-        size: images become size x size pixels.
-        color: "grey" or "rgb".
+        images: the folder, or zip archive, of the images that the table lists.
+        size: images are resized to size x size pixels.
+        color: "gray" or "rgb".
     """
 
     images: str | Path | None = None
     size: int = 40
-    color: Color = "grey"
+    color: Color = "gray"
 
     def check(self, folder: Path) -> None:
         """A ConfigError or DataError where no image could be read."""
         with needed("files", "reading images"):
             import PIL  # noqa: F401
 
-        choose(self.color, ("grey", "rgb"), "color")
+        choose(self.color, ("gray", "rgb"), "color")
         size = self.size
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 4096:
             raise ConfigError(f"size must be a whole number from 1 to 4096, not {size!r}")
@@ -66,7 +66,7 @@ class Images:
     def read(self, folder: Path, table: Cells, column: str) -> NDArray[Any]:
         """The images that ``column`` names inside ``folder``, with either slash."""
         count, places = len(table.frame), table.places
-        shape = (1 if self.color == "grey" else 3, self.size, self.size)
+        shape = (1 if self.color == "gray" else 3, self.size, self.size)
         what = f"{places.bad.source}: {count} images of size={self.size}"
         check_memory(PIXEL_BYTES * count * math.prod(shape), what, DataError)
         x = np.zeros((count, *shape), dtype=np.uint8)
@@ -86,12 +86,12 @@ class Images:
         from PIL import Image, ImageOps
 
         upright = ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I"):  # 16-bit grey, which Pillow itself would clip to white
+        if upright.mode.startswith("I"):  # 16-bit gray, which Pillow itself would clip to white
             values = np.asarray(upright, dtype=np.int64).clip(0, 65535)
             upright = Image.fromarray((values // 257).astype(np.uint8))
-        plain = upright.convert("L" if self.color == "grey" else "RGB")
+        plain = upright.convert("L" if self.color == "gray" else "RGB")
         small = np.asarray(plain.resize((self.size, self.size), Image.Resampling.BILINEAR))
-        return small[None] if self.color == "grey" else small.transpose(2, 0, 1)
+        return small[None] if self.color == "gray" else small.transpose(2, 0, 1)
 
 
 def _inside(root: Path, name: object) -> Path:
@@ -132,10 +132,10 @@ def _decoded(source: Path | io.BytesIO, failed: str) -> Iterator[Image.Image]:
 
 
 def decode_grey(content: bytes) -> Image.Image:
-    """The picture in grey (luma, 8 bits); ValueError with the reason if it cannot be decoded."""
+    """The picture in gray (luma, 8 bits); ValueError with the reason if it cannot be decoded."""
     with _decoded(io.BytesIO(content), "picture cannot be decoded") as picture:
         # A JPEG stores luma as such: taking it directly is faster and differs by rounding only.
-        # Draft's smaller sizes are not used: they alias (differences of up to 91 grey levels).
+        # Draft's smaller sizes are not used: they alias (differences of up to 91 gray levels).
         picture.draft("L", picture.size)
         grey = picture.convert("L")
         grey.load()

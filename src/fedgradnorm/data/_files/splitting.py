@@ -29,19 +29,20 @@ HELD = SPLITS[1:]
 
 @dataclass(frozen=True)
 class Split:
-    """Which rows of the training file are held out; by default at random.
+    """Which examples of the training file to hold out; by default at random.
 
-    ``Split(test=0.2, time="date")`` holds out the last fifth; with ``group="patient"`` all rows of
-    a patient are on one side.
+    ``Split(test=0.2, time="date")`` holds out the last fifth in time. With ``group="patient"``, all
+    examples of a patient are in the same split.
 
     Args:
-        test: a share of the rows, the time at which it begins, or the values of ``column``.
+        test: the share of test examples, the time from which on examples are for testing, or the
+            values of ``column``.
         validation: the same for validation.
-        column: the column that says which rows are which.
-        time: the column or columns by which the last rows are for testing.
-        group: the column whose values are never divided.
+        column: the column that assigns examples to splits.
+        time: the column or columns with the time; the last examples are for testing.
+        group: the column whose values must not be divided among splits.
         stratified: the column whose values have the same share of every split.
-        rows: how many of the rows are drawn; all by default.
+        rows: how many examples to draw; all by default.
     """
 
     test: float | str | Sequence[Any] | None = None

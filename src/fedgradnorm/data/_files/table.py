@@ -60,36 +60,37 @@ FilePath = str | Path
 
 @dataclass(frozen=True)
 class Table:
-    """A file, or a DataFrame, from which clients are made.
+    """Makes clients from a file or a DataFrame.
 
     >>> import pandas as pd
     >>> frame = pd.DataFrame({"area": [50, 80, 65, 120], "price": [1.0, 2, 1.5, 3]})
     >>> Table(frame, Target("price", "regression"), split=Split(test=0.25)).client("houses").size
     3
 
-    Tables are .csv, .tsv, .txt and .parquet files; archives are .npz files. A file may lie in a
-    zip archive: ``"data.zip/folder/rows.csv"``. Relative paths start at ``base``, or in the folder
-    FEDGRADNORM_DATA. With ``stream=True`` inputs stay on the disk: .parquet files, and folders
-    with ``x.npy`` and ``y.npy``.
+    It reads tables from .csv, .tsv, .txt and .parquet files, and arrays from .npz archives. A file
+    inside a zip archive is ``"data.zip/folder/rows.csv"``. Relative paths start at ``base``, or in
+    the folder named by FEDGRADNORM_DATA. With ``stream=True``, inputs stay on disk; this works for
+    .parquet files, and for folders with ``x.npy`` and ``y.npy``.
 
     Args:
-        train: file of the training rows.
-        target: what is learned, or several by the names of the tasks.
-        inputs: the columns it is learned from; by default all others.
-        split: which rows are held out.
-        validation, test: files of held-out rows, instead of a split.
-        standardize: to mean 0 and deviation 1: true for both sides, "inputs" or "targets" for one,
-            or "pooled": inputs by the training rows of all such clients together.
-        format: "csv", "parquet" or "npz", for files whose ending does not say so.
-        na: texts in tables that mean no value, such as "?".
-        where: rows to keep, a table of columns with the value that each has in them.
-        on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
-        stream: true leaves the inputs on the disk, and reads them batch by batch.
-        images: a folder of images that the table names.
-        arrays: the names of arrays in an archive.
-        stem: a first part of the client's own: a table with the widths of its linear layers, and
+        train: the file with the training examples.
+        target: what to learn; for several tasks, a target for each by its name.
+        inputs: the columns to learn from; by default all others.
+        split: which examples to hold out.
+        validation, test: files with held-out examples, instead of a split.
+        standardize: scale to mean 0 and standard deviation 1: true for inputs and regression
+            targets, "inputs" or "targets" for one of them, or "pooled", which scales inputs with
+            the statistics of all such clients together.
+        format: "csv", "parquet" or "npz", if the file's ending does not tell.
+        na: texts in tables that mean a missing value, such as "?".
+        where: keep only the examples in which these columns have these values.
+        on_bad: "error" stops at an unusable value, "drop" leaves out its example.
+        stream: true keeps the inputs on disk and reads them batch by batch.
+        images: the folder of the images that the table lists.
+        arrays: the names of the arrays in an archive.
+        stem: private first layers of this client: a table with the widths of the linear layers, and
             their activation.
-        base: folder where relative paths start; a config's own by default.
+        base: the folder where relative paths start; by default that of the config.
     """
 
     train: FilePath | pd.DataFrame
@@ -327,14 +328,14 @@ class _More:
     """Keys of a client's table that are no fields of an object.
 
     Args:
-        name: of the client.
-        per: a column; each of its values becomes a client, NAME-VALUE.
-        tasks: several tasks by name, each a table of its own settings.
-        split: how the training file is divided: by a "column", in "time", by "group" or
+        name: the client's name.
+        per: a column; makes one client per value, called NAME-VALUE.
+        tasks: several tasks by name, each a table with its own settings.
+        split: how to divide the training file: by a "column", in "time", by "group" or
             "stratified".
-        validation_share, test_share: parts of the rows that are held out, each from 0 to 1.
-        rows: how many of the rows are drawn; all by default.
-        seed: draws the held-out rows; the run's own unless given.
+        validation_share, test_share: the shares of examples to hold out, each from 0 to 1.
+        rows: how many examples to draw; all by default.
+        seed: the seed for drawing held-out examples; by default that of the run.
     """
 
     name: str
@@ -565,7 +566,7 @@ def load(
             for part, (rows, at) in parts.items()
         }
         tell_unlabelled(who, list(y.values()))
-        # Of several tasks some may have no targets to standardise.
+        # Of several tasks some may have no targets to standardize.
         none = bool(key) and standardize == "targets" and not KINDS[target.task].real
         how = False if none else standardize
         if known is not None:

@@ -73,7 +73,7 @@ class FileRows:
 
     ``x`` is an array, rows that are read batch by batch, or of a table a frame: of each input
     column the numbers or, for categories, the texts. ``y`` has the targets of each task: numbers,
-    NaN where nobody labelled, or labels. ``marks`` are the cells of columns that decide the split.
+    NaN where nobody labeled, or labels. ``marks`` are the cells of columns that decide the split.
     """
 
     x: Any

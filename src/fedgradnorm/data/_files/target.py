@@ -37,8 +37,8 @@ from fedgradnorm.tasks._task import Task
 class Target:
     """What a client learns: the columns to predict, and the kind of task.
 
-    Labels may be text. Sorted distinct training labels become classes 0, 1, ... unless ``labels``
-    lists them. An empty cell, NA, NULL and the like is a missing label.
+    Labels may be text. The distinct training labels, sorted, become classes 0, 1, ..., unless you
+    list them in ``labels``. Empty cells, NA, NULL and the like are missing labels.
 
     >>> Target("state", "binary", positive="worn").columns
     ('state',)
@@ -47,16 +47,16 @@ class Target:
         targets: the target column or columns.
         task: "classification", "binary", "multilabel", "ordinal", "regression", or a registered
             kind.
-        classes: how many, 2 or more; labels 0 .. classes - 1 then keep their numbers.
+        classes: the number of classes, 2 or more, if labels are already 0 .. classes - 1.
         labels: the labels of the classes, in order.
-        positive: of a binary task: the label that is 1.
-        above: of a binary task: the limit above which a number is 1.
-        class_weights: of a classification: "balanced", or a number for each class.
-        pos_weight: of a binary or multilabel task: "balanced", or what a 1 counts.
-        metrics: besides the usual ones, by name.
-        task_name: a name that clients of one task share.
-        shape: of a target in an .npz archive that has a label or number at each place.
-        y_key: of several tasks in an archive: the array of this one's targets.
+        positive: for a binary task, the label that is 1.
+        above: for a binary task with numbers, the limit above which they are 1.
+        class_weights: for classification, "balanced" or a number for each class.
+        pos_weight: for a binary or multilabel task, "balanced" or the weight of a 1.
+        metrics: additional metrics, by name.
+        task_name: the name of the task; clients with the same one share a task.
+        shape: the shape of a target with a label or number at each position (.npz archives).
+        y_key: with several tasks in an archive, the array with this task's targets.
     """
 
     targets: str | Sequence[str] | None = None

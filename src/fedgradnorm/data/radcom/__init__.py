@@ -2,7 +2,7 @@
 
 The paper's three clients learn the modulation (6 classes), the signal type (8) and the anomaly
 (SNR below -4 dB). A fourth, for the demo, learns the SNR itself; its loss is far larger than the
-others'. Without a file the signals are generated and labelled synthetic.
+others'. Without a file the signals are generated and labeled synthetic.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Labelled radio windows without a download: the nine waveforms through the published channel.
+"""Labeled radio windows without a download: the nine waveforms through the published channel.
 
 RadComDynamic publishes the kinds of signal but not their pulse widths, repetition intervals, sweep
 bandwidths or symbol rates. The values here are ours. They are as near to practice as a window of
@@ -212,7 +212,7 @@ def fmcw(period: Range, bandwidth: Range) -> Waveform:
 
 
 def root_raised_cosine(x: Real, roll_off: float = ROLL_OFF) -> Real:
-    """Impulse response at ``x`` symbols from the centre (Proakis, Digital Communications)."""
+    """Impulse response at ``x`` symbols from the center (Proakis, Digital Communications)."""
     a, step = roll_off, 1e-6
     # The formula is 0/0 at x = 0 and |x| = 1/(4a); a millionth of a symbol aside it is not.
     hole = (np.abs(x) < step) | (np.abs(np.abs(x) - 1 / (4 * a)) < step)

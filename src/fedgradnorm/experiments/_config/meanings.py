@@ -22,10 +22,10 @@ def meanings(function: Callable[..., Any]) -> dict[str, str]:
     ...
     ...     Args:
     ...         far, near: how long a step is,
-    ...             in metres.
+    ...             in meters.
     ...     '''
     >>> meanings(move)
-    {'far': 'how long a step is, in metres.', 'near': 'how long a step is, in metres.'}
+    {'far': 'how long a step is, in meters.', 'near': 'how long a step is, in meters.'}
     """
     section = (inspect.getdoc(function) or "").partition("\nArgs:\n")[2]
     section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]

@@ -35,7 +35,7 @@ from fedgradnorm.models._input_rows import call
 from fedgradnorm.models._networks import ACTIVATIONS, mlp
 
 COPIES = 4
-"""Parameters, gradient and the optimiser's two moments: what training holds at the least."""
+"""Parameters, gradient and the optimizer's two moments: what training holds at the least."""
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "network1": models.network1,
