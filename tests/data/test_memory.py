@@ -187,10 +187,10 @@ def test_a_chunk_larger_than_its_dataset_is_not_unpacked(tmp_path):
 
 @pytest.mark.parametrize("start", [b"", b"a,y\n1,2\n"])
 def test_a_table_with_a_hole_is_not_read_as_one_line(tmp_path, start):
-    """A file with a hole of 40 GB takes a few kilobytes of the disk, and has no ends of lines."""
+    """A hole takes nothing of the disk, however large it is, and has no ends of lines."""
     with (tmp_path / "a.csv").open("wb") as file:
         file.write(start)
-        file.truncate(40 << 30)
+        file.truncate(1 << 30)
     with pytest.raises(DataError, match=r"a\.csv, line \d: not a text file"):
         Table(tmp_path / "a.csv", Target("y", "regression")).client("a")
 

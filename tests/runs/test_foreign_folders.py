@@ -12,7 +12,7 @@ import torch
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._runs.reader import read_run
+from fedgradnorm._runs.reader import collect, read_run
 
 ROUNDS = 6
 
@@ -223,3 +223,23 @@ def test_a_name_that_no_file_can_have(tmp_path: Path, name: str) -> None:
         run.save(tmp_path / name)
     with pytest.raises(fgn.RunFolderError, match="choose another file"):
         run.export("corner", tmp_path / f"{name}.pt2")
+    with pytest.raises(fgn.RunFolderError, match="cannot be read"):
+        collect([tmp_path / name])
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.csv"])
+def test_a_file_with_a_hole_is_not_read_into_memory(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hole takes nothing of the disk, however large it is."""
+    monkeypatch.setenv("FEDGRADNORM_MEMORY", "0.1")
+    with (folder / name).open("r+b") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(fgn.RunFolderError, match=rf"{name}: reading it needs .* of memory"):
+        resume(folder)
+
+
+def test_a_linked_config_is_a_fault_in_reports(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("method = 'fedavg'")
+    (folder / "config.toml").symlink_to(tmp_path / "victim")
+    assert any("symbolic link" in problem for problem in read_run(folder).problems)

@@ -224,6 +224,7 @@ def collect(places: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
     folders: list[Path] = []
     missing = []
     for place in places:
+        present(place)  # an error of ours for a name that no file can have
         found = _folders(place)
         folders += found
         if not found:

@@ -609,8 +609,8 @@ def _joined(name: str, clients: Mapping[str, Client], standardize: Standardize) 
         for part in ("scaling", "labels")
     }
     tasks = {key: one.task for key, one in clients.items()}
-    more = {"columns": first.columns, "encoding": first.encoding}
-    return Client(name, tasks=tasks, **pairs, **parts, **more)
+    parts |= {"columns": first.columns, "encoding": first.encoding}
+    return Client(name, tasks=tasks, **pairs, **parts)
 
 
 _declared()
