@@ -6,7 +6,7 @@ from fedgradnorm.weighting._directions import ConFIG, GradDrop, TrimmedMean
 Method(
     "config",
     ConFIG,
-    summary="one cosine to all updates",
+    summary="the direction with one angle to all updates",
     source="Liu, Chu, Thuerey 2024, equation 2",
     equation=(
         r"d = \frac{1}{N} \left( \sum_i g_i \cdot u \right) u, \quad "
@@ -17,7 +17,7 @@ Method(
 Method(
     "graddrop",
     GradDrop,
-    summary="one sign per parameter",
+    summary="every parameter follows one sign of the updates",
     source="Chen et al. 2020, algorithm 1",
     equation=(
         r"d = \frac{1}{N} \sum_i M_i g_i, \quad P = \frac{1}{2} \left( 1 + "
@@ -29,7 +29,7 @@ Method(
 Method(
     "trimmed-mean",
     TrimmedMean,
-    summary="mean without the extremes",
+    summary="mean of every parameter without its extremes",
     source="Yin et al. 2018, definition 2",
     equation=(
         r"d_k = \frac{1}{N - 2 b} \sum_{i = b + 1}^{N - b} g_{(i) k}, \quad "

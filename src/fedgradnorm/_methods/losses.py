@@ -89,14 +89,14 @@ Method(
 Method(
     "q-ffl",
     QFFL,
-    summary="weight loss^q: large losses first",
+    summary="weight loss^q: large losses count more",
     source="Li, Sanjabi et al. 2020, equation 2",
     equation=r"p_i = F_i^q, \quad \min_{\omega} \sum_i \frac{1}{q + 1} F_i^{q + 1}",
 ).register()
 Method(
     "afl",
     AFL,
-    summary="the worst mixture of clients",
+    summary="weights grow where losses are large",
     source="Mohri et al. 2019",
     equation=(
         r"p = \lambda, \quad \lambda \leftarrow \Pi_{\Delta}(\lambda + \eta_{\lambda} F), \quad "
@@ -106,14 +106,14 @@ Method(
 Method(
     "stch",
     Tchebycheff,
-    summary="smooth maximum of what is left of each loss",
+    summary="smooth maximum of the loss ratios",
     source="Lin, Zhang et al. 2024",
     equation=r"p_i = r_i^{1 / \mu} / F_i, \quad \min_{\omega} \mu \log \sum_i r_i^{1 / \mu}",
 ).register()
 Method(
     "go4align",
     GO4Align,
-    summary="one weight per group of tasks, by k-means on risks",
+    summary="one weight per group of tasks with similar risks",
     source="Shen et al. 2024",
     equation=(
         r"p_i = \frac{1}{|K_i|} \sum_{j \in K_i} u_j, \quad "

@@ -31,14 +31,14 @@ Method(
     "equal-norms",
     GradNorm,
     {"rule": "direct", "gamma": 0.0},
-    summary="direct without its pace term: equal gradient norms",
+    summary="direct rule without its pace term: equal norms",
     source="this package; the gradient balance of DB-MTL, Lin, Jiang et al. 2023",
     equation=r"\log p_i \leftarrow s \log p_i - (1 - s) \log G_i",
 ).register()
 Method(
     "fedgradnorm-steady",
     Steady,
-    summary="as direct, from means over all rounds: for few examples",
+    summary="direct rule on means over all rounds: small clients",
     source="this package",
     equation=(
         r"p_i = R_i^{\gamma} / A_i, \quad A_i^2 = \frac{1}{T_i} \sum_t G_i(t)^2, \quad "

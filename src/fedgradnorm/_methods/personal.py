@@ -22,7 +22,7 @@ Method(
     Equal,
     settings={**AVERAGED, "proximal": 0.01},
     tunable=["proximal"],
-    summary="averaged models, pulled back (mu = 0.01)",
+    summary="averaged models, local steps pulled back (mu = 0.01)",
     source="Li, Sahu et al. 2020, algorithm 2",
     equation=(
         r"\omega \leftarrow \frac{1}{N} \sum_i \omega_i, \quad \omega_i \approx "

@@ -23,7 +23,7 @@ PROGRAM = "N^2 D + a convex program"
 Method(
     "upgrad",
     UPGrad,
-    summary="projections that harm nobody",
+    summary="updates, each projected to harm no task",
     source="Quinton, Rey 2024, proposition 1",
     equation=r"p = \sum_i \arg \min_{v \ge e_i / N} v^{\top} G v",
     cost=PROGRAM,
@@ -31,7 +31,7 @@ Method(
 Method(
     "dualproj",
     DualProj,
-    summary="the mean, projected to harm nobody",
+    summary="mean update, projected to harm no task",
     source="Lopez-Paz, Ranzato 2017, equation 11",
     equation=r"p = \arg \min_{v \ge \mathbf{1} / N} v^{\top} G v",
     cost=PROGRAM,
@@ -39,7 +39,7 @@ Method(
 Method(
     "mgda",
     MGDA,
-    summary="shortest vector of the hull",
+    summary="shortest weighted mean of the updates",
     source="Désidéri 2012; Sener, Koltun 2018, algorithm 2",
     equation=r"p = \arg \min_{v \in \Delta} v^{\top} G v",
     cost=GRAM,
@@ -59,7 +59,7 @@ Method(
 Method(
     "fedmgda",
     FedMGDA,
-    summary="MGDA on unit updates, in a box",
+    summary="MGDA on unit updates, with weights near 1/N",
     source="Hu et al. 2022, algorithm 1 (FedMGDA+)",
     equation=(
         r"p_i = \frac{\lambda_i}{|g_i|}, \quad \lambda = "
@@ -82,7 +82,7 @@ Method(
 Method(
     "pcgrad",
     PCGrad,
-    summary="conflicts projected away",
+    summary="conflicting parts of updates projected away",
     source="Yu et al. 2020, algorithm 1",
     equation=(
         r"\sum_i p_i g_i = \sum_i \tilde{g}_i, \quad \tilde{g}_i \leftarrow \tilde{g}_i - "
@@ -94,7 +94,7 @@ Method(
 Method(
     "gradvac",
     GradVac,
-    summary="cosines kept at their mean",
+    summary="conflicting updates turned to their usual angle",
     source="Wang et al. 2021",
     equation=(
         r"\tilde{g}_i \leftarrow \tilde{g}_i + \frac{|\tilde{g}_i| \left( \hat{\phi}_{ij} "
@@ -108,7 +108,7 @@ Method(
 Method(
     "cagrad",
     CAGrad,
-    summary="best worst case near the mean",
+    summary="best worst case in a region around the mean",
     source="Liu, Liu et al. 2021, algorithm 1",
     equation=(
         r"p = \frac{1}{N} + \frac{c |g_0|}{|g_w|} w, \quad w = \arg \min_{w \in \Delta} "
@@ -120,14 +120,14 @@ Method(
 Method(
     "nash-mtl",
     NashMTL,
-    summary="the bargaining solution",
+    summary="Nash bargaining between the tasks",
     source="Navon et al. 2022, section 3.2",
     equation=r"(G p)_i = 1 / p_i",
 ).register()
 Method(
     "imtl-g",
     IMTLG,
-    summary="equal projections on all",
+    summary="equal projections on all updates",
     source="Liu, Li, Kuang et al. 2021, equations 1 and 2",
     equation=(
         r"p = \frac{G^{+} d}{\mathbf{1}^{\top} G^{+} d}, \; d_i = |g_i|: \quad "
@@ -157,7 +157,7 @@ Method(
 Method(
     "krum",
     Krum,
-    summary="the most typical update",
+    summary="the update nearest to its neighbors",
     source="Blanchard et al. 2017",
     equation=(
         r"p_k = 1, \; p_{i \ne k} = 0, \quad k = \arg \min_i \sum_{j \to i} |g_i - g_j|^2, \quad "

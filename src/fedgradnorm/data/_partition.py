@@ -95,7 +95,7 @@ class Size(Partitioner):
     """Random rows in the sizes given; rows beyond their sum go to no part.
 
     Args:
-        sizes: rows of each client, each 1 or more.
+        sizes: the number of examples of each client, each 1 or more.
 
     >>> [len(part) for part in Size((3, 1)).split(5, seed=0)]
     [3, 1]
@@ -129,8 +129,8 @@ class Dirichlet(Partitioner):
 
     Args:
         parts: how many clients, 1 or more.
-        alpha: above 0; the smaller, the more the parts differ.
-        min_size: rows that every part has at least, 1 or more.
+        alpha: above 0; the smaller, the more clients differ.
+        min_size: the least number of examples per client, 1 or more.
 
     >>> parts = Dirichlet(3, alpha=1.0).split([0, 1] * 50, seed=0)
     >>> sum(len(part) for part in parts), min(len(part) for part in parts) >= 10
@@ -179,7 +179,7 @@ class Pathological(Partitioner):
 
     Args:
         parts: how many clients, 1 or more.
-        classes_per_part: classes that a part holds, 1 or more.
+        classes_per_part: the number of classes of each client, 1 or more.
 
     >>> labels = np.repeat([0, 1, 2], 4)
     >>> parts = Pathological(3, 2).split(labels, seed=0)

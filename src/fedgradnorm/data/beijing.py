@@ -89,15 +89,15 @@ def clients(
 
     Args:
         source: the archive. In a config: path.
-        stations: some of them, by name; None is all.
-        tasks: dealt to the stations in turn, or one for each, by name.
-        rows: hours drawn for each client; None is all without a gap.
-        test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
-        scaling: of the inputs: "pooled" learns mean and deviation on everybody's training rows,
-            "own" on each client's, "none" changes nothing.
-        seed: decides which rows go where; the run's own unless given.
+        stations: the stations to load, by name; all by default.
+        tasks: a list, assigned to the stations in turn, or the task of each station by its name.
+        rows: how many hours to draw for each client; by default all without a gap.
+        test_share, validation_share: the shares of examples to hold out, each from 0 to 1.
+        scaling: standardize inputs with statistics of all clients' training examples ("pooled"), of
+            each client's own ("own"), or not at all ("none").
+        seed: draws splits and shares of examples; by default the seed of the run.
         loss_scale: a factor on a task's loss, by the task's name.
-        on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
+        on_bad: "error" stops at an unusable value, "drop" leaves out its example.
         progress: called with (done, total) now and then; not for configs.
     """
     shares = split_shares("beijing", test_share, validation_share)

@@ -83,16 +83,16 @@ def clients(
     tensors of them.
 
     Args:
-        samples: training faces in all.
-        test_samples: test faces, the same for all.
+        samples: the total number of training faces.
+        test_samples: the number of test faces, the same for all clients.
         allocation: "balanced" or "imbalanced" (the paper's shares of ``samples``), or sizes by task
             or in the order of ``tasks``.
         clients_per_task: how many clients (``pose-0``, ``pose-1``, ...) share a task.
-        rows: training rows of each client; None deals out all there are.
-        validation_share: part of a client's rows that is held out, from 0 to 1.
-        seed: decides which rows go where; the run's own unless given.
+        rows: training examples per client; by default all are divided among them.
+        validation_share: the share of a client's examples to hold out, from 0 to 1.
+        seed: draws splits and shares of examples; by default the seed of the run.
         loss_scale: a factor on a task's loss, by the task's name.
-        tasks: one client each, or clients_per_task of them.
+        tasks: the tasks; each has one client, or ``clients_per_task`` of them.
         progress: called with (done, total) now and then; not for configs.
     """
     # Pixels become single precision numbers when they are dealt to the clients.

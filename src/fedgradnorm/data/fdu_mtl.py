@@ -59,12 +59,12 @@ def clients(
 
     Args:
         source: the archive ``fdu_mtl.zip``. In a config: path.
-        domains: some of them, by name.
-        words: buckets that tokens are hashed to.
-        length: of a row of ids; 0 is a bag of words.
-        rows: training texts of each domain, drawn by the seed; None is all.
-        validation_share: part of the training texts that is held out, from 0 to 1.
-        seed: decides which rows go where; the run's own unless given.
+        domains: the domains to load, by name; all by default.
+        words: the number of buckets that words are hashed to.
+        length: the number of word ids per example; 0 for a bag of words.
+        rows: how many training texts to draw for each domain; all by default.
+        validation_share: the share of training texts to hold out, from 0 to 1.
+        seed: draws splits and shares of examples; by default the seed of the run.
         progress: called with (done, total) now and then; not for configs.
     """
     path = find_data(source, (FILE,), "fdu_mtl")

@@ -48,12 +48,12 @@ def clients(
 
     Args:
         source: the file ``har.npz``. In a config: path.
-        people: some of them, by number from 1 to 30; None is all.
-        rows: training rows of each person, drawn by the seed; None is all.
-        test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
-        scaling: of the inputs by channel: "pooled" learns mean and deviation on everybody's
-            training rows, "own" on each client's, "none" changes nothing.
-        seed: decides which rows go where; the run's own unless given.
+        people: the people to load, by number from 1 to 30; all by default.
+        rows: how many training examples to draw for each person; all by default.
+        test_share, validation_share: the shares of examples to hold out, each from 0 to 1.
+        scaling: standardize inputs per channel, with statistics of all clients' training examples
+            ("pooled"), of each client's own ("own"), or not at all ("none").
+        seed: draws splits and shares of examples; by default the seed of the run.
     """
     path = find_data(source, (FILE,), "har")
     arrays = read_arrays(path, ["x", "y", "subject"])

@@ -42,11 +42,11 @@ def clients(
 
     Args:
         source: the file ``LandmineData.mat``. In a config: path.
-        fields: some of them, by number from 1 to 29; None is all.
-        test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
-        scaling: of the inputs: "pooled" learns mean and deviation on everybody's training rows,
-            "own" on each client's, "none" changes nothing.
-        seed: decides which rows go where; the run's own unless given.
+        fields: the fields to load, by number from 1 to 29; all by default.
+        test_share, validation_share: the shares of examples to hold out, each from 0 to 1.
+        scaling: standardize inputs with statistics of all clients' training examples ("pooled"), of
+            each client's own ("own"), or not at all ("none").
+        seed: draws splits and shares of examples; by default the seed of the run.
     """
     task = classification(2, metrics={"auc": auc}, name="mine")
     return _CELLS.clients(

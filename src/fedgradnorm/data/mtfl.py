@@ -164,16 +164,16 @@ def clients(
             boxes of the published experiments, which are in the package.
         crop: faces cut out by "boxes", or the "whole" picture.
         landmarks: in "pixels" of the crop, or in the "unit" square.
-        allocation: "balanced" (2000 rows each), "imbalanced" (3000, 500, 3000, 500, 3000), or sizes
+        allocation: "balanced" (2000 each), "imbalanced" (3000, 500, 3000, 500, 3000), or sizes
             by task or in the order of ``tasks``.
         clients_per_task: how many clients (``gender-0``, ``gender-1``, ...) share a task.
-        rows: training rows of each client; None deals out all there are.
-        validation_share: part of a client's rows that is held out, from 0 to 1.
-        seed: decides which rows go where; the run's own unless given.
+        rows: training examples per client; by default all are divided among them.
+        validation_share: the share of a client's examples to hold out, from 0 to 1.
+        seed: draws splits and shares of examples; by default the seed of the run.
         loss_scale: a factor on a task's loss, by the task's name.
-        tasks: one client each, or clients_per_task of them.
+        tasks: the tasks; each has one client, or ``clients_per_task`` of them.
         drop_outside: leave out faces with a landmark outside the crop.
-        cache: folder of the prepared arrays; the user's cache folder by default.
+        cache: the folder for prepared arrays; by default the user's cache folder.
         progress: called with (done, total) now and then; not for configs.
     """
     sizes = task_sizes(allocation, tasks, TASKS, clients_per_task, rows)

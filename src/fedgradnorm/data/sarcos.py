@@ -47,12 +47,12 @@ def clients(
 
     Args:
         source: the file ``sarcos_inv_test.mat``. In a config: path.
-        joints: some of them, by name from "joint-1" to "joint-7".
-        inputs: "shared" gives every client all training rows, "disjoint" a part of its own.
-        test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
-        scaling: of the inputs: "pooled" learns mean and deviation on everybody's training rows,
-            "own" on each client's, "none" changes nothing.
-        seed: decides which rows go where; the run's own unless given.
+        joints: the joints to load, by name from "joint-1" to "joint-7"; all by default.
+        inputs: "shared" gives every client all training examples, "disjoint" a separate part.
+        test_share, validation_share: the shares of examples to hold out, each from 0 to 1.
+        scaling: standardize inputs with statistics of all clients' training examples ("pooled"), of
+            each client's own ("own"), or not at all ("none").
+        seed: draws splits and shares of examples; by default the seed of the run.
     """
     choose(inputs, ("disjoint", "shared"), "inputs")
     names = chosen("joints", joints, JOINTS)

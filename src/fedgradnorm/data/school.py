@@ -40,11 +40,11 @@ def clients(
 
     Args:
         source: the file ``school.mat``. In a config: path.
-        schools: some of them, by number from 1 to 139; None is all.
-        test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
-        scaling: of the inputs: "pooled" learns mean and deviation on everybody's training rows,
-            "own" on each client's, "none" changes nothing.
-        seed: decides which rows go where; the run's own unless given.
+        schools: the schools to load, by number from 1 to 139; all by default.
+        test_share, validation_share: the shares of examples to hold out, each from 0 to 1.
+        scaling: standardize inputs with statistics of all clients' training examples ("pooled"), of
+            each client's own ("own"), or not at all ("none").
+        seed: draws splits and shares of examples; by default the seed of the run.
     """
     return _CELLS.clients(
         find_data(source, (FILE,), "school"), regression(1, name="score"), schools,

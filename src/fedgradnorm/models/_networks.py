@@ -16,7 +16,7 @@ def network1(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     The paper does not name an activation; ReLU after every layer is our reading.
 
     Args:
-        activation: after every layer; in a config by name.
+        activation: the activation after every layer; in a config by name.
     """
     return nn.Sequential(
         nn.Conv2d(1, 16, 5), activation(), nn.MaxPool2d(2),
@@ -30,7 +30,7 @@ def network2(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     """Network 2 (signals): five linear layers, 256 -> 256 numbers, 3,936,512 parameters.
 
     Args:
-        activation: after every layer; in a config by name.
+        activation: the activation after every layer; in a config by name.
 
     >>> sum(p.numel() for p in network2().parameters())
     3936512
@@ -59,9 +59,10 @@ def mlp(widths: Sequence[int], inputs: int, activation: type[nn.Module] = nn.ReL
     """Linear layers of these ``widths``, each followed by the activation; inputs are flattened.
 
     Args:
-        widths: of the layers, from the first to the last.
-        inputs: numbers in a row of inputs; found from the data unless given.
-        activation: after every layer; in a config by name: relu, gelu, silu, elu, leaky_relu, tanh.
+        widths: the widths of the layers, from the first to the last.
+        inputs: the number of inputs; by default found from the data.
+        activation: the activation after every layer; in a config by name: relu, gelu, silu, elu,
+            leaky_relu, tanh.
     """
     if not widths or not all(type(w) is int and w > 0 for w in (inputs, *widths)):
         raise ConfigError(

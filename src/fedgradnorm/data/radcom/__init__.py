@@ -120,18 +120,18 @@ def clients(
     Args:
         source: RadComDynamic's HDF5 file; synthetic signals are generated without it. In a config:
             path.
-        tasks: one client each, of "modulation", "signal", "anomaly" and "snr".
-        samples: rows in all, drawn from those of a file, or generated.
-        test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
+        tasks: the tasks, with one client each: "modulation", "signal", "anomaly", "snr".
+        samples: the total number of examples, drawn from a file or generated.
+        test_share, validation_share: the shares of examples to hold out, each from 0 to 1.
         anomaly_below: the SNR in dB under which a signal is an anomaly.
-        seed: decides which rows go where; the run's own unless given.
+        seed: draws splits and shares of examples; by default the seed of the run.
         loss_scale: a factor on a task's loss, by the task's name.
-        allocation: "disjoint" deals every client an equal number of rows of its own; with
-            "shared" each has all of them.
+        allocation: "disjoint" gives every client an equal number of examples of its own; with
+            "shared", each has all of them.
         counts: of generated signals: "original" has as few bpsk signals as RadComDynamic, "even"
             takes the missing ones from fmcw, bpsk and ask alike.
         level: "unit" scales each window of a file to mean power 1, "stored" keeps its level.
-        on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
+        on_bad: "error" stops at an unusable value, "drop" leaves out its example.
         cache: keep what was generated in the user's cache folder.
         progress: called with (done, total) now and then; not for configs.
     """
