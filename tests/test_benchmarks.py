@@ -156,6 +156,18 @@ def test_methods_are_compared_on_torques_in_their_units(tmp_path):
     assert all(np.mean(row["scores"]) < 50 for row in others)
 
 
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_methods_are_compared_at_other_scales_of_a_torques_loss(tmp_path):
+    if not os.environ.get("FEDGRADNORM_DATA"):
+        pytest.skip("needs sarcos_inv_test.mat in the folder named by FEDGRADNORM_DATA")
+    pytest.importorskip("sklearn")
+    rows = run("scales", tmp_path)["rows"]
+    assert all(np.mean(row["scores"]) < 100 for row in rows)
+    of = {(row["model"], row["scale"]): np.mean(row["scores"]) for row in rows}
+    assert of["equal norms", 0.01] == pytest.approx(of["equal norms", 100], rel=0.02)
+
+
 def test_the_page_of_units_has_the_numbers():
     found = json.loads((FOLDER / "results" / "units.json").read_text())
     page = (FOLDER.parent / "docs" / "results" / "units.md").read_text()

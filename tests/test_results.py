@@ -647,6 +647,32 @@ def test_units() -> None:
          means["equal weights", "standardized", "targets"])  # fmt: skip
 
 
+def test_scale_with_heads_at_the_targets() -> None:
+    found = json.loads((BENCHMARKS / "scales.json").read_text())
+    frame = pd.DataFrame(found["rows"])
+    assert (BENCHMARKS / "scales.md").read_text().strip() in page("results/scale")
+    left = {(row.model, row.scale): np.array(row.scores) for row in frame.itertuples()}
+    scales = list(dict.fromkeys(frame.scale))
+    others = [key for key in left if key[0] != "equal weights"]
+    gained = [left["equal weights", scale].mean(1) - left[model, scale].mean(1)
+              for model, scale in others]  # fmt: skip
+    raw = [compared(one, found["settings"]["overlap"])[2] for one in gained]
+    p = dict(zip(others, corrected(np.array(raw)), strict=True))
+    for model, shown in cells("results/scale", "| loss x").items():
+        for scale, cell in zip(scales, shown, strict=True):
+            mean = left[model, scale].mean(0)
+            holds(cell.replace("**", ""), mean.mean(), mean[0], mean[1:].mean())
+            assert ("**" in cell) == (p.get((model, scale), 1) < 0.05), (model, scale)
+    equal = [left["equal weights", scale].mean() for scale in (1, 0.01, 100)]
+    said("results/scale", "Equal weights leave {} to {} points more at a wrong scale",
+         equal[1] - equal[0], equal[2] - equal[0])  # fmt: skip
+    units = json.loads((BENCHMARKS / "units.json").read_text())["rows"]
+    same = {row["model"]: np.array(row["scores"]) for row in units
+            if (row.get("units"), row.get("heads")) == ("own units", "targets")}  # fmt: skip
+    for model in set(same) - {"network, alone"}:
+        assert left[model, 1.0].mean() == pytest.approx(same[model].mean(), rel=1e-3), model
+
+
 # -------------------------------------------------------------------------------- the archived runs
 
 
