@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -239,6 +240,11 @@ def test_a_new_client_tunes_the_head_that_fedbabu_trained_with() -> None:
     begun = run.personalize(late, steps=1, lr=1e9, what="head")  # worse, so it keeps the first
     assert begun.manifest["personal"]["late"]["step"] == 0
     assert torch.equal(toys.parameters(begun.heads["late"]), toys.parameters(first["a"]))
+    own = run.personalize(clients[1], steps=1, what="network")  # nor do those tuned before it
+    more = run.personalize(replace(late, name="Anna"), steps=1, what="head")
+    for before in (own, more):
+        begun = before.personalize(late, steps=1, lr=1e9, what="head")
+        assert torch.equal(toys.parameters(begun.heads["late"]), toys.parameters(first["a"]))
 
 
 def test_a_new_client_begins_with_fedbabus_head_and_a_bias_of_its_own() -> None:

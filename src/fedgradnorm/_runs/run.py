@@ -212,11 +212,12 @@ class Run:
     ) -> Run:
         """Tune a head on the client's training examples; a new run that includes the client.
 
-        A new client gets a fresh head. A client of the run continues with its own head, which the
-        tuned one replaces. With ``what="network"``, or a list of layers, the client also tunes its
-        own copy of the network. The step with the best validation loss is kept, step 0 included;
-        without validation examples, the last one. ``lr`` defaults to the run's, and so do batch
-        size, optimizer and seed. This run and its shared network do not change.
+        A new client gets a fresh head, or the one that the clients of its task share. A client of
+        the run continues with its own head, which the tuned one replaces. With ``what="network"``,
+        or a list of layers, the client also tunes its own copy of the network. The step with the
+        best validation loss is kept, step 0 included; without validation examples, the last one.
+        ``lr`` defaults to the run's, and so do batch size, optimizer and seed. This run and its
+        shared network do not change.
         """
         from fedgradnorm._runs.after.personalizing import personalized
 
