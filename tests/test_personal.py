@@ -275,6 +275,17 @@ def test_a_new_client_begins_with_a_trained_head_also_where_heads_were_tuned_in_
     assert torch.equal(toys.parameters(begun.heads["late"]), toys.parameters(run.heads["a"]))
 
 
+def test_a_new_client_begins_with_the_shared_head_and_not_with_one_that_was_tuned_since() -> None:
+    clients = wards({"a": "corner", "b": "corner"})
+    run = fgn.train(toys.network(), clients, method="fedavg", rounds=3)
+    tuned = run.personalize(clients[0], steps=3, what="head")
+    assert not torch.equal(*(toys.parameters(tuned.heads[name]) for name in "ab"))
+    rows = {"train": toys.rows("corner", 30), "validation": toys.rows("corner", 40)}
+    late = fgn.Client("late", toys.task("corner", name="corner"), **rows)
+    begun = tuned.personalize(late, steps=1, lr=1e9, what="head")  # worse, so it keeps the first
+    assert torch.equal(toys.parameters(begun.heads["late"]), toys.parameters(run.heads["a"]))
+
+
 def test_fedbabus_heads_cost_no_traffic_and_tasks_may_have_one_client_each() -> None:
     apart = fedbabu(wards({"a": "corner", "b": "side"}), 2, 3)
     assert apart.manifest["settings"]["heads"] == "task"

@@ -90,8 +90,8 @@ def _tuned(run: Run, client: Client, settings: Settings, heads: str, head_own: P
     network = divided(_network(run, name), settings.shared, settings.frozen)
     group, again = _sharing(run, client, heads), run.manifest.get("personalized", {})
     # A head fits its network: the shared one is that of who has none of its own.
-    own = {one for one in group if one in run.clients and run.clients[one].network is not None}
-    like = min(group, key=lambda one: (one in own, one in again))
+    apart = {one for one in group if one in run.clients and run.clients[one].network is not None}
+    like = min(group, key=lambda one: (one in apart, one in again))
     head = known_head(run, network, client, settings, like)
     if head is not None and like != name:
         if Settings(**completed(run.manifest["settings"])).fixes_heads:
