@@ -102,6 +102,12 @@ def test_kinds_that_cannot_be_used_are_named() -> None:
     for kind in (fgn.tasks.Kind, toys.Visits(), 3):
         with pytest.raises(fgn.ConfigError, match="with a name and a loss, or its name"):
             fgn.tasks.of_kind(kind, 1)  # type: ignore[arg-type]
+
+    class Unnamed(toys.Visits):
+        """Its name is that of the class it comes from."""
+
+    with pytest.raises(fgn.ConfigError, match="'visits' of Unnamed stands for another class"):
+        fgn.tasks.of_kind(Unnamed, 1)
     with pytest.raises(fgn.ConfigError, match="unknown kind of task 'visist'"):
         fgn.tasks.of_kind("visist", 1)
     client = fgn.Client("a", fgn.tasks.of_kind(toys.Visits, 1), (X, VISITS))

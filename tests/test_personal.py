@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -239,6 +240,11 @@ def test_a_new_client_tunes_the_head_that_fedbabu_trained_with() -> None:
     begun = run.personalize(late, steps=1, lr=1e9, what="head")  # worse, so it keeps the first
     assert begun.manifest["personal"]["late"]["step"] == 0
     assert torch.equal(toys.parameters(begun.heads["late"]), toys.parameters(first["a"]))
+    own = run.personalize(clients[1], steps=1, what="network")  # nor do those tuned before it
+    more = run.personalize(replace(late, name="Anna"), steps=1, what="head")
+    for before in (own, more):
+        begun = before.personalize(late, steps=1, lr=1e9, what="head")
+        assert torch.equal(toys.parameters(begun.heads["late"]), toys.parameters(first["a"]))
 
 
 def test_a_new_client_begins_with_fedbabus_head_and_a_bias_of_its_own() -> None:
@@ -266,6 +272,17 @@ def test_a_new_client_begins_with_a_trained_head_also_where_heads_were_tuned_in_
     rows = {"train": toys.rows("corner", 30), "validation": toys.rows("corner", 40)}
     late = fgn.Client("late", toys.task("corner", name="corner"), **rows)
     begun = run.personalize(late, steps=1, lr=1e9, what="head")  # worse, so it keeps the first
+    assert torch.equal(toys.parameters(begun.heads["late"]), toys.parameters(run.heads["a"]))
+
+
+def test_a_new_client_begins_with_the_shared_head_and_not_with_one_that_was_tuned_since() -> None:
+    clients = wards({"a": "corner", "b": "corner"})
+    run = fgn.train(toys.network(), clients, method="fedavg", rounds=3)
+    tuned = run.personalize(clients[0], steps=3, what="head")
+    assert not torch.equal(*(toys.parameters(tuned.heads[name]) for name in "ab"))
+    rows = {"train": toys.rows("corner", 30), "validation": toys.rows("corner", 40)}
+    late = fgn.Client("late", toys.task("corner", name="corner"), **rows)
+    begun = tuned.personalize(late, steps=1, lr=1e9, what="head")  # worse, so it keeps the first
     assert torch.equal(toys.parameters(begun.heads["late"]), toys.parameters(run.heads["a"]))
 
 

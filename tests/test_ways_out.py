@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fedgradnorm as fgn
 import toys
@@ -25,6 +25,23 @@ X = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
 Y = X[:, 0]
 FRAME = pd.DataFrame(X, columns=["a", "b", "c"]).assign(town="Ulm")
 LOADER = DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)))
+
+
+class Items(Dataset[Any]):
+    """As PyTorch asks for them: nothing says after which item there is none."""
+
+    asked = 0
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        self.asked += 1
+        assert self.asked <= 100, "NumPy asks without end"
+        return torch.ones(3)
+
+
+ENDLESS = Items()
 
 
 TABLE = FRAME[["a", "b", "c"]]
@@ -80,6 +97,14 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "DataLoader": (
         lambda: fgn.Client("a", fgn.regression(1), LOADER),  # type: ignore[arg-type]
         r"not DataLoader; give loader\.dataset",
+    ),
+    "a Dataset among named inputs": (
+        lambda: client({"a": ENDLESS, "b": X}),
+        r"x\['a'\] is a Dataset; give one Dataset of pairs \(x, y\) as the whole split",
+    ),
+    "a Dataset as the targets of a task": (
+        lambda: fgn.Client("a", tasks={"one": fgn.regression(1)}, train=(X, {"one": ENDLESS})),
+        "task 'one': y is a Dataset; give one Dataset of pairs",
     ),
     "DataLoader as x": (lambda: client(LOADER), r"give loader\.dataset"),
     "text column": (lambda: client(FRAME), r"row 0, column 3 is 'Ulm'.*fgn.data.Table"),

@@ -105,11 +105,13 @@ def test_a_weight_that_is_no_number_is_refused(wrong: object) -> None:
         METHODS["static"].build({"weights": {**WEIGHTS, "side": wrong}})
 
 
-def test_weights_for_nobody_or_of_nobody() -> None:
+def test_weights_for_nobody_or_of_nobody(caplog) -> None:
     with pytest.raises(fgn.ConfigError, match="needs the option 'weights'"):
         METHODS["static"].build()
     with pytest.raises(fgn.ConfigError, match=r"a number per client name, not 0\.5"):
         METHODS["static"].build({"weights": 0.5})
+    train("static", weighting=METHODS["static"].build({"weights": {**WEIGHTS, "sde": 1.0}}))
+    assert "static weights for 'sde' are not used: the clients are" in caplog.text
 
 
 def test_static_weights_from_a_finished_run(tmp_path: Path) -> None:

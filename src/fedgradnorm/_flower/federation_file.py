@@ -23,6 +23,7 @@ from fedgradnorm.experiments._config.config_file import (
 )
 
 Kind = TypeVar("Kind")
+LONGEST_NAME = 200  # letters of a task's name; it travels with the head
 HOWS = ("first", "ask", "all")  # whose runs are approved without asking the owner
 
 
@@ -130,6 +131,8 @@ def _tasks(given: Any, clients: Sequence[str]) -> dict[str, TaskTerms]:
         if not isinstance(table, Mapping) or not isinstance(table.get("clients", []), list):
             raise ConfigError(f"tasks.{task} must be a table with outputs and a list of clients")
         check_options(f"task {task!r}", table, options_of(TaskTerms))
+        if not 0 < len(task) <= LONGEST_NAME:
+            raise ConfigError(f"a task's name has 1 to {LONGEST_NAME} letters, not {len(task)}")
         found[task] = TaskTerms(**table)
         for name in found[task].clients:
             choose(name, clients, f"client in tasks.{task}")

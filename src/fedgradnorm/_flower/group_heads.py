@@ -45,6 +45,7 @@ class GroupHeads:
         bounds: Bounds | None = None,
     ) -> None:
         self.bounds, self.rows = bounds, {name: row for row, name in enumerate(names)}
+        self.fixed = settings.fixes_heads  # then the mean is what it was, but for rounding
         task = {name: label for label, terms in tasks.items() for name in terms.clients}
         _check_tasks(names, tasks, task, settings)
         members = {name: task.get(name, f"that of {name} alone") for name in names}
@@ -84,6 +85,8 @@ class GroupHeads:
 
         The mean is that of one process, with the shares of the server's own step.
         """
+        if self.fixed:
+            return []
         near, cuts = self._brought_near(sent)
 
         def heads(names: Sequence[str]) -> Tensor:

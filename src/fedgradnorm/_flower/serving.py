@@ -245,8 +245,7 @@ def _private(federation: Path, terms: FederationFile) -> PrivateTerms | None:
 def _answer_size(vector: Tensor, heads: GroupHeads, agreement: Agreement) -> int:
     """Bytes of the largest answer."""
     if agreement.private is None:
-        sizes = [head.nbytes for head in heads.vectors.values()]
-        return largest_answer(vector.nbytes, max(sizes, default=0))
+        return largest_answer(vector.nbytes, heads.largest)
     count = len(agreement.private.clients)
     return SumOrder("", "", 0, 0, {}, None, len(vector), count).room()
 

@@ -62,8 +62,7 @@ NODE, SLOTS = "node.txt", ("state-0.safetensors", "state-1.safetensors")
 LEDGER, LEDGER_SEEN = "privacy.jsonl", "privacy.witness"
 """Next to them, of a private client: what it has spent, and in a run's folder what that run saw."""
 RESULT, OWN_HISTORY = "result", "history.jsonl"
-"""Next to them: the state that is best on its validation rows, the run folder of its result, and
-what it measured in each round."""
+"""Next to them: the run folder of its result, and what it measured in each round."""
 
 MASKING, LEVELS, TRAINED = "masking.json", "levels", "trained.safetensors"
 """Next to them, in a private federation: keys of attempts, the client's level, and its update."""

@@ -214,7 +214,8 @@ class Run:
     ) -> Run:
         """Tune a head on the client's training examples; returns a new run with the client in it.
 
-        A new client starts with a new head, and a client of this run with its own. With
+        A new client starts with a new head, or with the one that the clients of its task share; a
+        client of this run starts with its own, which the tuned one replaces. With
         ``what="network"``, or a list of layers, the client also tunes its own copy of the network.
         The step with the best validation loss is kept, step 0 included; without validation
         examples, the last one. Learning rate, batch size, optimizer and seed default to those of

@@ -322,6 +322,8 @@ def personalized(run: Run, client: Client, how: Mapping[str, Any]) -> Run:
     history = History(sorted({*metric_columns(run.table.rows), *client.task.metrics}))
     history.rows = [*run.table.rows, *rows]  # the run keeps its own table
     manifest = copy.deepcopy(run.manifest)
+    if client.name not in manifest["clients"]:
+        manifest.setdefault("added", []).append(client.name)
     manifest["clients"][client.name] = client_info(client)
     manifest["blueprints"]["heads"][client.name] = describe(tuned.head)
     if client.stem is not None:
@@ -341,12 +343,15 @@ def _tuned(
     """
     name, before = client.name, run.clients.get(client.name)
     network = divided(_network(run, name), settings.shared, settings.frozen)
-    like = _like(run, client, heads)
+    group, again = _sharing(run, client, heads), run.manifest.get("personalized", {})
+    # A head fits its network: the shared one is that of who has none of its own.
+    apart = {one for one in group if one in run.clients and run.clients[one].network is not None}
+    like = min(group, key=lambda one: (one in apart, one in again))
     head = known_head(run, network, client, settings, like)
     if head is not None and like != name:
         if Settings(**completed(run.manifest["settings"])).fixes_heads:
             # Tuned apart in the end: begin with the one that the network was trained with.
-            head = first_head(network, replace(client, name=like), settings, in_common=True)
+            head = first_head(network, replace(client, name=group[0]), settings, in_common=True)
         head = with_own_part(head, network, client, settings, head_own)
     client = replace(client, stem=known_stem(run, client))
     with_head = client if head is None else replace(client, head=head)
@@ -374,21 +379,23 @@ def _network(run: Run, name: str) -> nn.Module:
     return run.shared
 
 
-def _like(run: Run, client: Client, heads: str) -> str:
-    """Whose head the client begins with: its own, or that of those it shares one with."""
+def _sharing(run: Run, client: Client, heads: str) -> list[str]:
+    """Who has a head that the client may begin with: itself, or those that it shares one with.
+
+    The head that these have in common was drawn for the first of them, who was in the training.
+    """
     if client.name in run.clients or heads == "own":
-        return client.name
+        return [client.name]
     names = [
         name
         for name, info in run.manifest["clients"].items()
         if name in run.clients
         and (heads == "all" or _shared_task(name, info) == client.shared_task)
     ]
-    # A head fits its network: the shared one is that of who has none of its own. The first name
-    # of a task is the one that its head was drawn for.
-    names = names if heads == "all" else sorted(names)
-    names.sort(key=lambda name: run.clients[name].network is not None)
-    return names[0] if names else client.name
+    if heads != "all":
+        later = run.manifest.get("added", ())
+        names.sort(key=lambda name: (name in later, name))
+    return names or [client.name]
 
 
 def _shared_task(name: str, info: Mapping[str, Any]) -> str:

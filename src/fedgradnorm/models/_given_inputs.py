@@ -76,6 +76,12 @@ def as_tensor(where: str, values: Any, name: str) -> Tensor:
 
 def _array(where: str, values: Any, name: str) -> NDArray[Any]:
     """A copy of ``values`` that torch can take: native byte order, at most 64 bits a number."""
+    if isinstance(values, torch.utils.data.Dataset) and not hasattr(values, "__array__"):
+        # NumPy would ask for items until the memory is full: many a Dataset has no last one.
+        raise DataError(
+            f"{where}: {name} is a Dataset; give one Dataset of pairs (x, y) as the whole split, "
+            "in which x may be a dict of named inputs"
+        )
     try:
         array = np.asarray(values)
     except ValueError as error:

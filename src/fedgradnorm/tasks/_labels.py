@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError, DataError
@@ -148,7 +149,7 @@ def texts_of(y: Any) -> list[str] | None:
 
     What nobody labeled (None, NaN, an empty text) is an empty text.
     """
-    if isinstance(y, Tensor) or not hasattr(y, "__len__"):
+    if isinstance(y, Tensor | Dataset) or not hasattr(y, "__len__"):
         return None
     try:
         array = np.asarray(y)

@@ -158,6 +158,11 @@ def of_kind(
 ) -> Task:
     """A task of a custom kind: a class derived from :class:`Kind`, or its name."""
     if isinstance(kind, type) and issubclass(kind, Kind) and kind.name:
+        if type(KINDS.get(kind.name)) is not kind:
+            raise ConfigError(
+                f"the name {kind.name!r} of {kind.__name__} stands for another class; give "
+                f"{kind.__name__} a name of its own"
+            )
         kind = kind.name
     if not isinstance(kind, str):
         raise ConfigError(

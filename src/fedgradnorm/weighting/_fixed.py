@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from numbers import Real
 
 import torch
 from torch import Tensor
 
-from fedgradnorm._errors import ConfigError
+from fedgradnorm._errors import ConfigError, listed
 from fedgradnorm.weighting._base import Needs, Signals, Weighting
+
+log = logging.getLogger("fedgradnorm")
 
 
 class Equal(Weighting):
@@ -61,6 +64,13 @@ class Static(Weighting):
             raise ConfigError(
                 f"no static weight for client {missing[0]!r}; weights are given for: "
                 f"{', '.join(self.weights) or 'nobody'}"
+            )
+        strangers = [name for name in self.weights if name not in clients]
+        if strangers and len(clients) > 1:  # clients on their own are bound one by one
+            log.warning(
+                "static weights for %s are not used: the clients are %s",
+                listed(list(map(repr, strangers))),
+                listed(list(clients)),
             )
         super().bind(clients)
         self._given = torch.tensor([self.weights[name] for name in clients], dtype=torch.float64)

@@ -36,6 +36,7 @@ CASES = {
     "together": {"heads": "all", "phases": "joint", "shared_steps": 2},
     "by task, own bias": {"heads": "task", "head_own": "bias", "participation": ABSENT},
     "all, own bias at the targets": {"heads": "all", "head_own": "bias", "head_init": "targets"},
+    "never trained, as FedBABU's": {"heads": "task", "head_steps": 0, "participation": ABSENT},
     "own bias at random": {"heads": "task", "head_own": ["bias"], "head_init": "random"},
 }
 

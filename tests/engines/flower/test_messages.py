@@ -15,6 +15,7 @@ import torch
 import fedgradnorm as fgn
 import toys
 from engines.flower.direct import Together, closed, opened
+from fedgradnorm._flower.wire import sum_messages
 from fedgradnorm._flower.wire.messages import (
     SALT,
     SLACK,
@@ -28,6 +29,7 @@ from fedgradnorm._flower.wire.messages import (
     encode_answer,
     unpack,
 )
+from fedgradnorm._flower.wire.sum_messages import SumOrder, decode_sum_order
 from fedgradnorm.weighting._fixed import BySize
 
 SHARED = torch.arange(4, dtype=torch.float32)
@@ -65,6 +67,15 @@ def test_a_head_there_and_back():
         decode_answer(encode_answer(reply), order, SCALARS, longest=4.0)
     alone = decode_order(ORDER.encoded(), SHARED, "sorting", HEAD)
     assert alone.head is None  # who is alone with its task is sent none
+
+
+def test_a_private_order_may_have_a_network_of_any_size(monkeypatch):
+    monkeypatch.setattr(sum_messages, "LONGEST", 4096)
+    network = torch.zeros(2000)
+    order = SumOrder("run", "digest", 0, 0, {}, network)
+    assert torch.equal(decode_sum_order(order.encoded(), network).shared, network)
+    with pytest.raises(Refused, match="more than 12096"):
+        decode_sum_order(replace(order, asks={"a": "b" * 5000}).encoded(), network)
 
 
 def test_nobody_can_guess_an_answer():

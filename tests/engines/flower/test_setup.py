@@ -149,6 +149,7 @@ def test_a_server_must_be_told_the_networks_size(tmp_path):
         ("tasks.t = {outputs = 0, clients = ['a']}", "outputs must be >= 1"),
         ("tasks.t = {outputs = 'x', clients = ['a']}", "must be a whole number"),
         ("tasks.t = {outputs = 1, clients = ['b']}", "client in tasks.t"),
+        ("tasks.'' = {outputs = 1, clients = ['a']}", "name has 1 to 200 letters, not 0"),
         (
             "tasks.t = {outputs = 1, clients = ['a']}\ntasks.u = {outputs = 1, clients = ['a']}",
             "'a' is in tasks 't' and 'u'",

@@ -37,7 +37,7 @@ else:
 
 KIND: Literal["private"] = "private"
 PER_CLIENT = 2048  # bytes of an answer's table for each client of the federation, at most
-LONGEST = 1 << 30  # bytes of an order
+LONGEST = 1 << 30  # bytes of an order, besides the network
 MASKED = "masked"
 ANSWERED = ("keys", "letters", "input", "agree", "reveal")
 """What an answer has an entry for, where it was asked for."""
@@ -95,7 +95,7 @@ def decode_sum_order(content: bytes, shared: Tensor) -> SumOrder:
             "answer: it would see this client's own update"
         )
     kinds = {"shared": like(shared)} if "shared" in arrays else {}
-    return decode(SumOrder, content, LONGEST, kinds)
+    return decode(SumOrder, content, LONGEST + shared.nbytes, kinds)
 
 
 def encode_sum_answer(answer: SumAnswer) -> bytes:
