@@ -479,6 +479,31 @@ def test_a_scaler_keeps_small_float16_gradients_from_vanishing() -> None:
     assert norm(scaler, torch.float16) == pytest.approx(exact, rel=0.01)
 
 
+@pytest.mark.parametrize("method", ["fedgradnorm-direct", "uw"])
+def test_a_step_waits_once_for_the_device(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are float64 and on the host; what is float32 would be on a GPU."""
+    waits: list[str] = []
+
+    def counted(name: str) -> Callable[..., object]:
+        read = getattr(Tensor, name)
+
+        def call(self: Tensor, *args: object) -> object:
+            if self.dtype == torch.float32:
+                waits.append(name)
+            return read(self, *args)
+
+        return call
+
+    for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__float__"):
+        monkeypatch.setattr(Tensor, name, counted(name))
+    net = network(torch.float32)
+    scaler = torch.amp.GradScaler("cpu")
+    balance = fgn.Balancer(TASKS, method=method, shared=net.trunk[-1], scaler=scaler)
+    for count, x in enumerate(batches(3, torch.float32)):
+        balance(net.losses(x))
+        assert waits == ["tolist"] * (count + 1)
+
+
 def test_a_compiled_model_is_weighed_as_the_plain_one() -> None:
     plain, net = network(), network()
     net.trunk.compile(backend="aot_eager")  # the compiler's graphs, without its code
@@ -510,6 +535,9 @@ WRONG = {
     "sizes": ({"method": "by-size"}, "BySize needs numbers of examples"),
     "a federated method": ({"method": "fedprox"}, "'fedprox' sets"),
     "no weighting": ({"weighting": "gradnorm"}, "weighting must be options of the method"),
+    "an option of the weighting": ({"rule": "direct"}, r'weighting=\{"rule": "direct"'),
+    "a scaler that is none": ({"method": "uw", "scaler": True}, "scaler must be a torch.amp"),
+    "other weights": ({"method": "uw", "step_with": "old"}, "unknown step_with 'old'"),
     "every = 0": ({"method": "uw", "every": 0}, "a balancer's every must be a whole number >= 1"),
     "two tasks of one name": ({"tasks": ["a", "a"]}, "tasks must differ"),
     "a text for tasks": ({"tasks": "ab"}, "a balancer's tasks must be a list of names"),
@@ -530,7 +558,7 @@ def test_losses_that_do_not_fit_are_refused() -> None:
     one = torch.ones((), requires_grad=True)
     for losses, message in (
         ({"dept": one}, "did you mean 'depth'"),
-        ({"depth": 1.0}, "has no tensor"),
+        ({"depth": 1.0}, r"'depth' must be a tensor, without \.item\(\), not 1\.0"),
         ({"depth": one.expand(3)}, r"shape \(3,\).*\.mean\(\)"),
         ({"depth": one}, "does not depend on the parameters"),
         ({"depth": one.detach()}, "does not depend on the parameters"),
@@ -538,6 +566,30 @@ def test_losses_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(fgn.FedGradNormError, match=message):
             balance(losses)
-    saved = fgn.Balancer(("a", "b"), method="uw").state_dict()
-    with pytest.raises(fgn.ConfigError, match="same tasks in the same order"):
-        balance.load_state_dict(saved)
+    used = net.losses(next(batches(1)))
+    used["depth"].backward()
+    with pytest.raises(fgn.ModelError, match=r"task 'depth' .* before backward\(\)"):
+        balance(used)
+
+
+def test_a_state_that_does_not_fit_is_refused() -> None:
+    balance = fgn.Balancer(TASKS, shared=network().trunk[-1])
+    for other, message in (
+        (fgn.Balancer(("a", "b"), method="uw"), "same tasks in the same order"),
+        (fgn.Balancer(TASKS, method="uw"), r"another weighting than GradNorm\(rule='direct'\)"),
+    ):
+        with pytest.raises(fgn.ConfigError, match=message):
+            balance.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize(("method", "said"), [("fedgradnorm-direct", 1), ("equal-norms", 0)])
+def test_a_negative_loss_is_pointed_out_once_where_it_is_compared(
+    method: str, said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = network()
+    balance = fgn.Balancer(TASKS, method=method, shared=net.trunk[-1])
+    for x in batches(2):
+        losses = net.losses(x)
+        losses["edges"] = losses["edges"] - 1000
+        balance(losses)
+    assert caplog.text.count("the loss of task 'edges' is negative") == said

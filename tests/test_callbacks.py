@@ -99,6 +99,11 @@ class Lower(fgn.Callback):
         assert record.failed == []
         assert len(record.columns["loss"]) == len(record.clients)
         assert record["loss"].keys() == record["weight"].keys() == set(toys.NAMES)
+        assert dict(record) == {column: record[column] for column in record.columns}
+        assert "loss" in record
+        assert "los" not in record
+        with pytest.raises(fgn.ConfigError, match="column of a round 'los'; did you mean 'loss'"):
+            record["los"]
         assert 0 < state.epoch <= state.rounds
         if max(record["loss_ratio"].values()) < self.share:
             self.run = state.run()

@@ -127,6 +127,14 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: fgn.Client("a", tasks={"one": fgn.regression(1)}, train=(TABLE, {"one": SHUFFLED})),
         "same index in another order",
     ),
+    "a split of another name": (
+        lambda: fgn.Client("a", fgn.regression(1), (X, Y), valid=(X, Y)),  # type: ignore[call-overload]
+        r"Client\(\) takes no 'valid'; did you mean 'validation'\?",
+    ),
+    "a number in a text": (
+        lambda: fgn.classification("2"),  # type: ignore[arg-type]
+        "at least 2 outputs, not '2'; give a whole number",
+    ),
     "labels as classes": (
         lambda: fgn.classification(["no", "yes"]),  # type: ignore[arg-type]
         r"names are given as labels=\['no', 'yes'\]",

@@ -12,7 +12,9 @@ from one backward pass per task that ends at theta: it visits the task's head an
 from __future__ import annotations
 
 import copy
+import logging
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -24,11 +26,20 @@ from fedgradnorm import _checks as checks
 from fedgradnorm._errors import ConfigError, ModelError, choose
 from fedgradnorm.weighting import Needs, Signals, Weighting
 
+log = logging.getLogger("fedgradnorm")
+
 StepWith = Literal["new", "previous"]
 IN_A_LOOP = {"phases": "joint", "step_with": "previous", "participation": 1.0}
 """Settings of methods that describe what an ordinary loop does, or that a balancer has too."""
 KEPT = ("first_loss", "loss", "norm")
 """What is stored per task between steps, in addition to the weighting's own rows."""
+
+
+def _unknown_keyword(name: str) -> ConfigError:
+    return ConfigError(
+        f"Balancer() takes no {name!r}; options of a weighting are given in a table, such as "
+        'weighting={"rule": "direct", "gamma": 0.5}'
+    )
 
 
 class Balancer(nn.Module):
@@ -67,6 +78,7 @@ class Balancer(nn.Module):
     2.0
     """
 
+    @checks.explained(_unknown_keyword)
     def __init__(
         self,
         tasks: Sequence[str],
@@ -86,7 +98,9 @@ class Balancer(nn.Module):
             raise ConfigError(f"a balancer's tasks must differ, not {', '.join(self.tasks)}")
         self.every = checks.whole("a balancer's every", every, 1)
         self.warmup = checks.whole("a balancer's warmup", warmup, 0)
-        checks.one_of("a balancer's step_with", step_with, get_args(StepWith))
+        checks.one_of("step_with", step_with, get_args(StepWith))
+        if scaler is not None and not callable(getattr(scaler, "scale", None)):
+            raise ConfigError(f"scaler must be a torch.amp.GradScaler, not {checks.shown(scaler)}")
         self.step_with, self.scaler, self.group = step_with, scaler, group
         self.weighting = _weighting(method, weighting)
         if method == "central":
@@ -105,6 +119,7 @@ class Balancer(nn.Module):
         count = len(self.tasks)
         self._kept = {key: [math.nan] * count for key in KEPT}
         self._weights = [1.0] * count
+        self._negative = set[str]()
 
     @property
     def weights(self) -> dict[str, float]:
@@ -142,11 +157,15 @@ class Balancer(nn.Module):
             )
         for task, loss in losses.items():
             choose(task, self.tasks, "task of this balancer")
-            if not isinstance(loss, Tensor) or loss.dim():
-                kind = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else "no tensor"
+            if not isinstance(loss, Tensor):
                 raise ConfigError(
-                    f"the loss of task {task!r} has {kind}: reduce it to a single number, for "
-                    "example with .mean(), and leave the task out of steps that have no loss for it"
+                    f"the loss of task {task!r} must be a tensor, without .item(), not "
+                    f"{checks.shown(loss)}; leave the task out of steps that have no loss for it"
+                )
+            if loss.dim():
+                raise ConfigError(
+                    f"the loss of task {task!r} has shape {tuple(loss.shape)}: reduce it to a "
+                    "single number, for example with .mean()"
                 )
 
     def _update(self, losses: Mapping[str, Tensor]) -> None:
@@ -159,66 +178,91 @@ class Balancer(nn.Module):
             self._kept["loss"][row], self._kept["norm"][row] = loss, norm
             if math.isnan(self._kept["first_loss"][row]):
                 self._kept["first_loss"][row] = loss
-        kept = {key: torch.tensor(self._kept[key], dtype=torch.float64) for key in KEPT}
-        signals = Signals(
-            active=~kept["loss"].isnan(),
-            size=torch.ones(len(self.tasks), dtype=torch.float64),
-            loss=kept["loss"],
-            loss_ratio=kept["loss"] / kept["first_loss"].clamp_min(torch.finfo(torch.float64).tiny),
-            grad_norm=kept["norm"],
-        )
+            self._notice_negative(task, loss)
+        first, now, norms = (self._kept[key] for key in KEPT)
+        tiny = sys.float_info.min
+        ratios = [a / max(b, tiny) for a, b in zip(now, first, strict=True)]
+        columns = torch.tensor([[1.0] * len(now), now, ratios, norms], dtype=torch.float64)
+        active = torch.tensor([not math.isnan(value) for value in now])
+        signals = Signals(active, *columns)
         self._weights = self.weighting.update(signals).tolist()
+
+    def _notice_negative(self, task: str, loss: float) -> None:
+        """Warn once per task whose loss has no ratio to its first one, where that decides."""
+        ratio = "loss_ratio" in self.weighting.losses and self.weighting.needs & Needs.LOSS
+        if loss >= 0 or not ratio or getattr(self.weighting, "gamma", 1) == 0:
+            return
+        if task not in self._negative:
+            log.warning(
+                "the loss of task %r is negative (%.3g), so its ratio to the first loss is no "
+                "measure of progress and its weight may vanish; add a constant to the loss, or "
+                'choose method="equal-norms", which compares gradient norms only', task, loss,
+            )  # fmt: skip
+        self._negative.add(task)
 
     def _measured(self, losses: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
         """Loss and gradient norm of the tasks of this step, on any rank; one transfer to the host.
 
-        Over ranks, gradients are averaged before their norm is taken: a mean of norms would not be
-        the norm of the gradient that all ranks step along.
+        A small network's step on a GPU is bound by launching kernels: all norms take one launch.
         """
-        tasks = list(losses)
         parameters = self._parameters_measured() if self._needs_norms else []
-        rows = [self._gradient(task, losses[task], parameters) for task in tasks]
+        rows = {task: self._gradient(task, loss, parameters) for task, loss in losses.items()}
         values = [loss.detach() for loss in losses.values()]
         if _ranks(self.group) > 1:
-            tasks, values, rows = self._averaged(tasks, values, rows, parameters)
-        if not tasks:
+            return self._averaged(losses, rows, parameters)
+        if not losses:
             return {}
-        norms = [torch.stack([part.norm() for part in row]).norm() for row in rows]
-        like = norms[0]
-        found = torch.stack([value.to(like) for value in [*values, *norms]]).tolist()
-        return {task: (found[i], found[len(tasks) + i]) for i, task in enumerate(tasks)}
+        parts = [part for row in rows.values() for part in row]
+        norms = torch._foreach_norm(parts) if parts else ()
+        device = values[0].device
+        found = torch.stack([value.to(device) for value in (*values, *norms)]).tolist()
+        lengths = iter(found[len(values) :])
+        return {
+            task: (loss, math.hypot(*(next(lengths) for _ in parameters)))
+            for task, loss in zip(losses, found, strict=False)
+        }
 
     def _gradient(self, task: str, loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """A task's gradient at the norm layer, in parts; an empty one if no norm is needed."""
-        kind = _precision(parameters)
+        """A task's gradient at the norm layer, in parts; none if no norm is needed."""
         if not parameters:
-            return [torch.empty(0, dtype=kind)]
-        scale = self.scaler.get_scale() if self.scaler is not None else 1.0
+            return []
+        start = torch.ones_like(loss)
+        if self.scaler is not None:
+            start = self.scaler.scale(start)
         found: Sequence[Tensor | None] = (None,)
         if loss.requires_grad:
-            start = torch.full_like(loss, scale)
-            found = torch.autograd.grad(
-                loss, parameters, start, retain_graph=True, allow_unused=True
-            )
+            try:
+                found = torch.autograd.grad(
+                    loss, parameters, start, retain_graph=True, allow_unused=True
+                )
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise ModelError(
+                    f"the gradient of task {task!r} at shared= cannot be measured: call the "
+                    "balancer before backward(), and compile neither that layer nor what follows "
+                    f"it ({checks.shortened(str(error))})"
+                ) from error
         if all(part is None for part in found):
             raise ModelError(
                 f"the loss of task {task!r} does not depend on the parameters given as shared=: "
                 "pass a layer that all tasks use, and leave a task out of steps without a loss"
             )
+        kind = _precision(parameters)
         parts = zip(found, parameters, strict=True)
         whole = [(torch.zeros_like(p) if part is None else part).to(kind) for part, p in parts]
-        return whole if scale == 1 else [part / scale for part in whole]
+        return whole if self.scaler is None else [part / start.to(part) for part in whole]
 
     def _averaged(
         self,
-        tasks: Sequence[str],
-        values: Sequence[Tensor],
-        rows: Sequence[Sequence[Tensor]],
+        losses: Mapping[str, Tensor],
+        rows: Mapping[str, Sequence[Tensor]],
         parameters: Sequence[Tensor],
-    ) -> tuple[list[str], list[Tensor], list[list[Tensor]]]:
+    ) -> dict[str, tuple[float, float]]:
         """Means over the ranks that have a task. Every rank sends the same shape, whatever it has.
 
-        So ranks may have different tasks, or none.
+        So ranks may have different tasks, or none. Gradients are averaged before their norm is
+        taken: a mean of norms would not be the norm of the gradient that all ranks step along.
         """
         width = sum(p.numel() for p in parameters)
         gpu = "nccl" in dist.get_backend(self.group)
@@ -228,14 +272,16 @@ class Balancer(nn.Module):
             dtype=_precision(parameters),
             device="cuda" if gpu else "cpu",
         )
-        for task, value, row in zip(tasks, values, rows, strict=True):
+        for task, loss in losses.items():
             here = table[self.tasks.index(task)]
-            here[0], here[1] = 1.0, value
-            here[2:] = torch.cat([part.reshape(-1) for part in row])
+            here[0], here[1] = 1.0, loss.detach()
+            if rows[task]:
+                here[2:] = torch.cat([part.reshape(-1) for part in rows[task]])
         dist.all_reduce(table, group=self.group)
-        present = [i for i, count in enumerate(table[:, 0].tolist()) if count]
-        means = [table[i, 1:] / table[i, 0] for i in present]
-        return [self.tasks[i] for i in present], [m[0] for m in means], [[m[1:]] for m in means]
+        count, mean = table[:, 0], table[:, 1:] / table[:, :1]
+        found = torch.stack([count, mean[:, 0], mean[:, 1:].norm(dim=1)], dim=1).tolist()
+        present = zip(self.tasks, found, strict=True)
+        return {task: (loss, norm) for task, (ranks, loss, norm) in present if ranks}
 
     @property
     def _needs_norms(self) -> bool:
@@ -264,6 +310,11 @@ class Balancer(nn.Module):
             raise ConfigError(
                 f"the saved balancer weighs {', '.join(state['tasks'])}, not "
                 f"{', '.join(self.tasks)}: make it with the same tasks in the same order"
+            )
+        if sorted(state["weighting"]["rows"]) != sorted(self.weighting.rows):
+            raise ConfigError(
+                "the saved balancer had another weighting than "
+                f"{self.weighting!r}: make it with the method it was saved with"
             )
         self.weighting.load_state_dict(state["weighting"])
         self.steps, self._weights = state["steps"], list(state["weights"])

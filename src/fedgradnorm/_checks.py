@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -13,6 +15,27 @@ from fedgradnorm._errors import ConfigError, choose
 MOST = 2**63 - 1
 LINE = 1000
 """Characters of a whole message that are shown; values in it may be longer."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def explained(why: Callable[[str], Exception]) -> Callable[[F], F]:
+    """Let a function raise ``why(name)`` for a keyword that it does not take."""
+
+    def decorated(function: F) -> F:
+        taken = inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            for name in given:
+                if name not in taken:
+                    raise why(name)
+            return function(*args, **given)
+
+        return cast(F, call)
+
+    return decorated
 
 
 def shown(value: object, most: int = 80) -> str:

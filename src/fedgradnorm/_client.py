@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from fedgradnorm._checked_splits import checked_split, fingerprint, task_rows
-from fedgradnorm._checks import shown
+from fedgradnorm._checks import explained, shown
 from fedgradnorm._columns import check_names, check_order, is_frame, names_of, picked
-from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._errors import ConfigError, DataError, did_you_mean
 from fedgradnorm._privacy.terms import Privacy, terms_of_client
 from fedgradnorm.models._given_inputs import as_inputs, form_words
 from fedgradnorm.models._input_rows import Inputs, row_form
@@ -63,6 +63,21 @@ SPLITS = ("train", "validation", "test")
 _NONE: Any = None  # what a client with several tasks has as its one task
 
 
+K = TypeVar("K", bound=type)
+
+
+def _keywords_explained(kind: K) -> K:
+    made: Any = kind
+    known = [one.name for one in fields(made)]
+    made.__init__ = explained(
+        lambda name: DataError(
+            f"Client() takes no {name!r}{did_you_mean(name, known)} (one of: {', '.join(known)})"
+        )
+    )(made.__init__)
+    return kind
+
+
+@_keywords_explained
 @dataclass(frozen=True, repr=False, eq=False)  # a client is itself: data is not compared
 class Client:
     """One participant: a name, a task, and its own data.

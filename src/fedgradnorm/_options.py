@@ -31,15 +31,29 @@ def options_of(
     }
 
 
+OF_RUN = ("imports", "method", "seed", "rounds", "epochs", "lr")
+"""Keys above the tables of a config, which below one are taken for options of it."""
+
+
 def check_options(
-    what: str, options: Mapping[str, Any], allowed: Mapping[str, inspect.Parameter]
+    what: str,
+    options: Mapping[str, Any],
+    allowed: Mapping[str, inspect.Parameter],
+    above: Collection[str] = (),
 ) -> None:
     """A ConfigError unless every option is ``allowed`` and of its type, and none is missing.
+
+    The message about an option that is none says so where it is a key ``above`` the tables.
 
     Only plain numbers, texts and booleans are looked at here; anything richer is the function's
     own business, which knows more about it than an annotation says.
     """
     for name, value in options.items():
+        if name in above and name not in allowed:
+            raise ConfigError(
+                f"{what} takes no {name!r}, which is a key of the whole run: in a file, it belongs "
+                "above the first [table]"
+            )
         if not allowed:
             raise ConfigError(f"{what} takes no options, but {name!r} was given")
         if name not in allowed:

@@ -191,9 +191,10 @@ def test_a_misspelt_option_does_not_vanish_with_the_method(file):
     [
         ("a = = 1", "not TOML"),
         ("\x00", "not TOML"),
-        ("", "data is missing"),
-        ("[data]\nsource = 'radcom'", "network is missing"),
-        ("[data]\nsamples = 3\n[network]\nname = 'mlp'", "data.source is missing"),
+        ("", "data is missing; add the table [data] with source: where the clients come from"),
+        ("[data]\nsource = 'radcom'", "network is missing; add the table [network] with name"),
+        ("[data]\nsamples = 3\n[network]\nname = 'mlp'", "data.source is missing: where"),
+        ("[data]\nsource = 'radcom'\n[nework]\nname = 'mlp'", "did you mean 'network'"),
     ],
 )
 def test_bad_files(file, text, says):
@@ -214,6 +215,14 @@ def test_missing_and_unreadable_files(tmp_path):
         ("data.source=radcmo", "did you mean 'radcom'?"),
         ("data.sampels=3", "did you mean 'samples'?"),
         ("data.pth=x", "did you mean 'path'?"),
+        (
+            "data.lr=0.1",
+            "takes no 'lr', which is a key of the whole run: in a file, it belongs above",
+        ),
+        (
+            "network.method=fedrep",
+            "network 'mlp' takes no 'method', which is a key of the whole run",
+        ),
         ("data.samples=many", "must be a whole number, not 'many'"),
         ("data.tasks=[1]", "unknown task '1'"),
         ("data.loss_scale=3", "wrong kind"),

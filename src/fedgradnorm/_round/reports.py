@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from fedgradnorm._errors import ConfigError
+from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._registry import Registry, calling_module
 from fedgradnorm.weighting import Needs, Signals
 
@@ -75,7 +75,16 @@ class Record:
     failed: Sequence[str]
     columns: Mapping[str, Sequence[float]]
 
+    def keys(self) -> list[str]:
+        """The names of the columns, so that ``dict(record)`` has them all."""
+        return list(self.columns)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
     def __getitem__(self, column: str) -> dict[str, float]:
+        if column not in self.columns:
+            choose(column, [*COLUMNS, *self.columns], "column of a round")
         failed = set(self.failed)
         values = zip(self.clients, self.columns.get(column, ()), strict=False)
         return {name: value for name, value in values if name not in failed}

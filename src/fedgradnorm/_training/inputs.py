@@ -5,15 +5,14 @@ Method, weighting, option groups and callbacks become one weighting, settings an
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from fedgradnorm import _checks as checks
 from fedgradnorm._checks import shortened, shown, whole
 from fedgradnorm._client import Client
 from fedgradnorm._engines import ranks
@@ -51,16 +50,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def explained(function: F) -> F:
     """Let an unknown keyword be an error that says where the setting is."""
-    taken = inspect.signature(function).parameters
-
-    @functools.wraps(function)
-    def call(*args: Any, **given: Any) -> Any:
-        for name in given:
-            if name not in taken:
-                raise refused(function.__name__, name)
-        return function(*args, **given)
-
-    return cast(F, call)
+    return checks.explained(lambda name: refused(function.__name__, name))(function)
 
 
 def refused(function: str, name: str) -> ConfigError:

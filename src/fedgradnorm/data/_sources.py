@@ -12,7 +12,7 @@ from typing import Any
 from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, choose
-from fedgradnorm._options import check_options, options_of
+from fedgradnorm._options import OF_RUN, check_options, options_of
 from fedgradnorm.data._paths import there, user_path
 from fedgradnorm.data._source import FILES, SOURCES
 
@@ -64,7 +64,7 @@ def _loaded(
     told = {"progress": progress} if taken.pop("progress", None) else {}
     if "seed" not in taken and not own_seed:
         del given["seed"]
-    check_options(what, given, taken)
+    check_options(what, given, taken, OF_RUN)
     for key in source.paths:
         if isinstance(given.get(key), str):
             given[key] = user_path(given[key], f"data.{key}")
@@ -116,7 +116,7 @@ def _from_files(
         given = {**shared, **table}
         terms = given.pop("privacy", None)  # read by the client itself
         what = f"client {given['name']!r} of data source 'files'"
-        check_options(what, given, options_of(function))
+        check_options(what, given, options_of(function), OF_RUN)
         together = given.get("standardize") == "pooled"
         for client in _call(what, partial(function, **given)):
             if together:

@@ -143,7 +143,8 @@ def ordinal(
     """
     whole = isinstance(classes, int) and not isinstance(classes, bool)
     if not whole or classes < 2:
-        raise ConfigError(f"an ordinal task needs at least 2 classes, not {classes!r}")
+        way = "" if whole else "; give a whole number"
+        raise ConfigError(f"an ordinal task needs at least 2 classes, not {classes!r}{way}")
     return _task("ordinal", classes - 1, loss, metrics, loss_scale, name, shape)
 
 

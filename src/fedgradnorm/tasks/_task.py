@@ -82,7 +82,8 @@ class Task:
         if not whole or self.outputs < least:
             given: Any = self.outputs
             listed = isinstance(given, list | tuple)
-            way = f"; names are given as labels={given!r}" if listed else ""
+            way = "" if whole else "; give a whole number"
+            way = f"; names are given as labels={given!r}" if listed else way
             raise ConfigError(
                 f"a {self.kind} task needs at least {least} outputs, not {given!r}{way}"
             )

@@ -18,8 +18,12 @@ KEYS = (*TOP, *GROUPS)
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first finding: the key, its value, what is allowed, and the nearest name."""
-    first = error.errors(include_url=False)[0]
+    """The first finding: the key, its value, what is allowed, and the nearest name.
+
+    What is missing comes last: it may have been misspelt.
+    """
+    found = error.errors(include_url=False)
+    first = min(found, key=lambda one: one["type"] == "missing")
     key, name = ".".join(map(str, first["loc"])), str(first["loc"][-1])
     if first["type"] == "extra_forbidden":
         table = _tables(model).get(str(first["loc"][0]))
@@ -27,7 +31,10 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
             return f"unknown key {name!r}; did you mean {within[0]!r}?"
         return unknown_key(key, name, [*(table or model).model_fields, *([] if table else KEYS)])
     if first["type"] == "missing":
-        return f"{key} is missing; give it one"
+        keys = _tables(model).get(str(first["loc"][0]), model).model_fields
+        what = name if name in keys else next(k for k in keys if keys[k].is_required())
+        add = "" if name in keys else f"; add the table [{key}] with {what}"
+        return f"{key} is missing{add}: {keys[what].description}".replace("``", "'")
     text = re.sub(r"^Input should be ", "", first["msg"])
     text = re.sub(r"^String should match pattern", "a text like", text)
     text = re.sub(r" or (an? )?(object to extract|instance of).*", "", text)

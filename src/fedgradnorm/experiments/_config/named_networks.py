@@ -27,9 +27,8 @@ from fedgradnorm import models
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choose
 from fedgradnorm._memory import memory_limit
-from fedgradnorm._options import check_options, options_of
+from fedgradnorm._options import OF_RUN, check_options, options_of
 from fedgradnorm._round.seeding import number
-from fedgradnorm._round.settings import TOP
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import call
 from fedgradnorm.models._networks import ACTIVATIONS, mlp
@@ -100,12 +99,7 @@ def _maker(
     given = dict(options)
     if "inputs" in allowed and "inputs" not in given and inputs is not None:
         given["inputs"] = inputs
-    if above := [key for key in given if key in TOP and key not in allowed]:
-        raise ConfigError(
-            f"network {name!r} takes no {above[0]!r}, which is a key of the whole run: in a file, "
-            "it belongs above the first [table]"
-        )
-    check_options(f"network {name!r}", given, allowed)
+    check_options(f"network {name!r}", given, allowed, OF_RUN)
     if isinstance(given.get("activation"), str) and not own:
         given["activation"] = ACTIVATIONS[choose(given["activation"], ACTIVATIONS, "activation")]
     if not own and isinstance(given.get("widths"), int):
