@@ -61,7 +61,7 @@ def torchrun(ranks: int, *words: Any, **environment: str) -> subprocess.Popen[st
 
 
 def finished(process: subprocess.Popen[str], code: int | None = 0) -> tuple[str, str]:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert code is None or process.returncode == code, out + err
     return out, err
 
