@@ -264,17 +264,20 @@ def read_run(folder: Path) -> StoredRun:
     if not rows and not any(METRICS in problem for problem in problems):
         problems.append("no round was recorded")
     config = _config(folder, problems)
-    seed = config.get("seed", found.manifest.get("settings", {}).get("seed"))
-    return StoredRun(
-        name=folder.resolve().name,
-        method=str(config.get("method") or _weighting(found.manifest) or folder.resolve().name),
-        seed=seed if isinstance(seed, int) else UNKNOWN_SEED,
-        rows=rows,
-        manifest=found.manifest,
-        config=config,
-        problems=tuple(problems),
-        spread=found.rows[SPREAD],
-    )
+    more = {"problems": tuple(problems), "spread": found.rows[SPREAD]}
+    return stored_run(folder, found.manifest, config, rows, **more)
+
+
+def stored_run(
+    folder: Path, manifest: dict[str, Any], config: dict[str, Any], rows: list[Row], **more: Any
+) -> StoredRun:
+    """A run with the name of its folder, and the method and seed that its files name."""
+    name, weighting = folder.resolve().name, manifest.get("weighting", {})
+    words = " ".join(str(weighting[key]) for key in ("name", "rule") if weighting.get(key))
+    seed = config.get("seed", manifest.get("settings", {}).get("seed"))
+    seed = seed if isinstance(seed, int) else UNKNOWN_SEED
+    method = str(config.get("method") or words or name)
+    return StoredRun(name, method, seed, rows, manifest, config, **more)
 
 
 def _is_usable(row: Row) -> bool:
@@ -296,11 +299,6 @@ def _config(folder: Path, problems: list[str]) -> dict[str, Any]:
 def _inside(folder: Path, message: object) -> str:
     """A message about a file in ``folder``, without the way there: the page may travel."""
     return str(message).replace(f"{folder}/", "").replace(f"{folder}", folder.name)
-
-
-def _weighting(manifest: dict[str, Any]) -> str:
-    weighting = manifest.get("weighting", {})
-    return " ".join(str(weighting[key]) for key in ("name", "rule") if weighting.get(key))
 
 
 def made_by_program(data: Mapping[str, Any]) -> str:
