@@ -550,7 +550,7 @@ def execute_config(config, folder: Path, rounds: int) -> Path:
 
 
 def wait_for(path: Path, process) -> None:
-    for _ in range(6000):  # two minutes: a busy machine takes long to import torch
-        if path.exists() or process.poll() is not None:
-            return
+    until = time.monotonic() + 300
+    while not path.exists() and process.poll() is None:
+        assert time.monotonic() < until, f"no {path.name}"
         time.sleep(0.02)

@@ -181,7 +181,7 @@ def test_another_process_that_finishes_first_wins(tmp_path):
 
 def _race(folder, barrier, results):
     try:
-        barrier.wait(timeout=30)
+        barrier.wait(timeout=120)
         for index in range(15):
             prepared = cached("kind", {"n": index}, build, folder=folder)
             same(prepared)
@@ -197,7 +197,7 @@ def test_two_processes_building_at_once(tmp_path):
     workers = [context.Process(target=_race, args=(tmp_path, barrier, results)) for _ in range(2)]
     for worker in workers:
         worker.start()
-    answers = [results.get(timeout=60) for _ in workers]
+    answers = [results.get(timeout=240) for _ in workers]
     for worker in workers:
         worker.join(timeout=30)
     results.close()

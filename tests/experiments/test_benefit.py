@@ -196,9 +196,9 @@ def test_the_sentence_counts_everybody_and_many_clients_are_folded() -> None:
 
 
 def test_it_is_quick_for_many_clients() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     many(139, rows=1000)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_seeds_are_averaged(joined: fgn.Run, alone: fgn.Run) -> None:

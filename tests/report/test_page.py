@@ -112,15 +112,15 @@ def test_generated_data_is_called_synthetic(tmp_path):
 
 def test_bands_are_thinned_and_keep_their_ends_and_gaps():
     runs = [{k: (k / 10, float(k + s)) for k in range(5000)} for s in (0, 2)]
-    band = page_data.band(runs)
-    assert len(band.mean) == page_data.POINTS
-    assert (band.mean[0], band.mean[-1], band.epoch[-1]) == (1.0, 5000.0, 499.9)
-    assert band.high - band.low == pytest.approx(2.0)
-    assert band.seeds == 2
-    assert page_data.band([]) is None
-    assert page_data.band([{1: (0.1, math.nan)}]) is None
-    gap = page_data.band([{1: (0.1, 1.0), 2: (0.2, math.inf)}, {3: (0.3, 2.0)}])
-    assert gap.json()["y"] == [1, None, 2]
+    epochs, values = page_data.thinned(runs)
+    assert values.shape == (2, page_data.POINTS)
+    assert (*values[:, 0], *values[:, -1], epochs[-1]) == (0.0, 2.0, 4999.0, 5001.0, 499.9)
+    assert values[1] - values[0] == pytest.approx(2.0)
+    assert page_data.thinned([]) is None
+    assert page_data.thinned([{1: (0.1, math.nan)}]) is None
+    key, gaps = ("a", "train", "loss"), ({1: (0.1, 1.0), 2: (0.2, math.inf)}, {3: (0.3, 2.0)})
+    points = page_data.Curves([{key: one} for one in gaps], {}).points(key)
+    assert points["y"] == points["lo"] == points["hi"] == [1, None, 2]
 
 
 def test_ticks_are_few_and_inside():

@@ -57,7 +57,7 @@ def serving(folder: Path, port: int = 0) -> Iterator[Server]:
 def answer(
     found: Server, path: str = "/", method: str = "GET", **headers: str
 ) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection("127.0.0.1", found.server_address[1], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", found.server_address[1], timeout=60)
     connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
     return connection.getresponse()
 
@@ -157,7 +157,7 @@ def test_a_connection_that_says_nothing_is_ended(
     monkeypatch.setattr(Handler, "timeout", 0.1)
     with serving(tmp_path) as found:
         for begun in (b"", b"GET / HT"):
-            with socket.create_connection(found.server_address, timeout=10) as client:
+            with socket.create_connection(found.server_address, timeout=60) as client:
                 client.sendall(begun)
                 assert client.recv(1) == b""
     assert capsys.readouterr().err == ""
@@ -183,7 +183,7 @@ def test_a_page_that_was_closed_ends_its_thread_without_a_word(
             with socket.create_connection(found.server_address) as client:
                 client.sendall(b"GET /events HTTP/1.0\r\nHost: localhost\r\n\r\n")
                 assert client.recv(15).startswith(b"HTTP/1.0 200")
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while threading.active_count() > before and time.monotonic() < until:
             time.sleep(0.01)
         assert threading.active_count() == before
@@ -197,12 +197,12 @@ def test_ctrl_c_ends_the_command_and_its_streams(tmp_path: Path) -> None:
         line = process.stdout.readline()
         assert "later (not there yet): http://127.0.0.1:" in line
         port = int(line.rstrip("/\n").rpartition(":")[2])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("GET", "/events")
         stream = connection.getresponse()
         assert stream.readline() == b"retry: 1000\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
         assert process.stdout.read().endswith("no longer watching\n")
         stream.read()  # which has an end
 

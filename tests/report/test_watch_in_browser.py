@@ -68,12 +68,20 @@ def round_of(page: Any) -> int:
     return int(page.locator("#runs .round").first.inner_text().split()[1])
 
 
-def wait_for(page: Any, condition: str, seconds: float = 60) -> None:
+def wait_for(page: Any, condition: str, seconds: float = 180) -> None:
     """Until a condition in JavaScript holds; the page's own policy forbids wait_for_function."""
     until = time.monotonic() + seconds
     while not page.evaluate(condition):
         assert time.monotonic() < until, condition
         page.wait_for_timeout(100)
+
+
+def first_plot(page: Any) -> Any:
+    """The first plot, in sight and drawn: before that it knows no round under the pointer."""
+    wait_for(page, f"{FIRST} !== null")
+    page.evaluate(f"{FIRST}.scrollIntoView({{block: 'center'}})")
+    wait_for(page, f"[...plots.values()].some((one) => one.canvas === {FIRST} && one.toPixel)")
+    return page.locator("canvas.plot").first
 
 
 def test_a_run_is_followed_until_it_is_killed_and_by_the_next_server(
@@ -88,7 +96,7 @@ def test_a_run_is_followed_until_it_is_killed_and_by_the_next_server(
             page.get_by_text("No runs yet").wait_for()
             with training(folder) as process:
                 # The run appears by itself and its rounds go on.
-                page.get_by_text("running", exact=False).wait_for(timeout=60_000)
+                page.get_by_text("running", exact=False).wait_for(timeout=180_000)
                 wait_for(page, "document.querySelectorAll('canvas.plot').length >= 4")
                 assert page.locator("#runs .name").inner_text() == folder.name
                 assert "left" in page.locator("#runs .state").inner_text()
@@ -97,18 +105,16 @@ def test_a_run_is_followed_until_it_is_killed_and_by_the_next_server(
 
                 # What was chosen is in the address, and survives a reload.
                 page.get_by_role("button", name="by client").click()
+                # A choice is drawn a moment later, and then the legend has other buttons.
+                wait_for(page, "document.querySelector('#legend canvas') === null")
                 page.get_by_role("button", name="log axis").click()
                 page.get_by_label("Smoothing").select_option("20")
                 page.get_by_role("button", name="corner", exact=True).click()
                 page.get_by_role("button", name="weight").click()
-                # A choice is drawn a moment later: without corner's panels, which came first.
                 wait_for(page, f"!{TITLES}.includes('corner') && {TITLES}.length > 0")
-                plot = page.locator("canvas.plot").first
-                plot.scroll_into_view_if_needed()
-                box = plot.bounding_box()
+                box = first_plot(page).bounding_box()
                 page.mouse.move(box["x"] + 100, box["y"] + 50)
-                page.get_by_text("round", exact=False).first.wait_for()
-                assert page.locator("#tip").is_visible()
+                page.locator("#tip", has_text="round").wait_for()
                 page.mouse.down()
                 page.mouse.move(box["x"] + 200, box["y"] + 50)
                 page.mouse.up()
@@ -128,15 +134,16 @@ def test_a_run_is_followed_until_it_is_killed_and_by_the_next_server(
 
                 process.kill()
                 process.wait()
-                page.get_by_text("stopped, no new points").wait_for(timeout=30_000)
-        page.get_by_text("Connection lost").wait_for()
+                page.get_by_text("stopped, no new points").wait_for(timeout=60_000)
+        page.get_by_text("Connection lost").wait_for(timeout=60_000)
         last = round_of(page)
         with serving(tmp_path / "runs", port):  # the same port: the page comes back by itself
-            page.get_by_text("connected", exact=True).wait_for(timeout=30_000)
+            page.get_by_text("connected", exact=True).wait_for(timeout=60_000)
             assert round_of(page) >= last
             assert page.locator("canvas.plot").count() >= 3
 
 
+FIRST = "document.querySelector('canvas.plot')"
 TITLES = "[...document.querySelectorAll('#blocks h3')].map((title) => title.textContent)"
 ROUND = "document.querySelector('#runs .round').textContent.split(' ')[1]"
 
@@ -213,7 +220,7 @@ def test_the_board_of_a_federation_says_when_its_server_is_silent(
     run = write_run(tmp_path, "fedgradnorm")
     with serving(tmp_path) as found, opened(browser) as page:
         for age, connected, says in (
-            (1, "yes", "training: round 3 of 9"),
+            (-600, "yes", "training: round 3 of 9"),  # as just now, however slow the browser is
             (60, "unknown", "no news"),
         ):
             serve_board(tmp_path, run, age)
@@ -222,6 +229,7 @@ def test_the_board_of_a_federation_says_when_its_server_is_silent(
             row = page.locator("#boards tbody tr").first
             assert row.locator("td").first.inner_text() == connected
             assert row.locator("td").last.inner_text() == "suspended"
+        page.locator("#table tbody tr").first.wait_for()  # points come after the board
         titles = page.locator("#table thead th:visible").all_inner_texts()
         assert [title.split(" ↕")[0] for title in titles] == [
             "client", "run", "held-out score", "held-out loss", "training loss", "weight",
@@ -251,8 +259,7 @@ def test_the_page_fits_and_can_be_used_by_keyboard_and_finger(
         assert small == []
         assert NASTY in page.locator("#legend").inner_text()
         assert page.locator("img").count() == 0
-        plot = page.locator("canvas.plot").first
-        plot.focus()
+        first_plot(page).focus()
         page.keyboard.press("ArrowRight")
         assert page.locator("#tip").is_visible()
         page.keyboard.press("+")

@@ -111,7 +111,7 @@ def test_the_overview_fits_the_screen_and_large_figures_open_on_a_click(browser,
     with opened(browser, site, PHONE) as page:
         page.goto((site / "performance.html").as_uri())
         page.locator("a.enlarge").first.click()
-        assert page.url.endswith(".png")
+        page.wait_for_url("**/*.png", wait_until="commit")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_figure_has_the_colours_of_its_page_and_opens_larger(browser, site, sc
     with opened(browser, site, color_scheme=scheme) as page:
         page.goto((site / "results/methods.html").as_uri())
         page.locator("a.enlarge:visible").click()
-        assert page.url.endswith(f"/{wanted}")
+        page.wait_for_url(f"**/{wanted}", wait_until="commit")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

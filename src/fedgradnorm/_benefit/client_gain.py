@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-UNITS = {"accuracy": "points"}
-"""A metric's unit: a difference in percentage points, or else percent of what it is alone."""
-
 GAINS, LOSES, UNCLEAR = VERDICTS = ("gains", "loses", "no significant difference")
 """What a client's interval shows: it lies above 0, below 0, or contains 0."""
 
@@ -61,20 +58,12 @@ class ClientGain:
     @property
     def verdict(self) -> str:
         """Whether the client gains or loses significantly, judged by its test examples."""
-        return verdict(self.low, self.high)
-
-
-def verdict(low: float, high: float) -> str:
-    """The verdict that the interval of a gain allows.
-
-    >>> verdict(1.0, 2.0), verdict(-1.0, 2.0), verdict(-3.0, -2.0)
-    ('gains', 'no significant difference', 'loses')
-    """
-    return GAINS if low > 0 else LOSES if high < 0 else UNCLEAR
+        return GAINS if self.low > 0 else LOSES if self.high < 0 else UNCLEAR
 
 
 def unit_of(metric: str) -> str:
-    return UNITS.get(metric, "%")
+    """A difference in percentage points, or else percent of what the metric is alone."""
+    return "points" if metric == "accuracy" else "%"
 
 
 def gains(alone: Floats, joined: Floats, unit: str) -> Floats:

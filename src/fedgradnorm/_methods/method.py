@@ -139,7 +139,8 @@ class Method:
     @property
     def needs(self) -> Needs:
         """What the server must see of a client, besides the sum of updates."""
-        return getattr(self.weighting, "needs", Needs.NOTHING)
+        sizes = Needs.SIZE if self.settings.get("aggregate") == "by_size" else Needs.NOTHING
+        return getattr(self.weighting, "needs", Needs.NOTHING) | sizes
 
     @property
     def beyond_sums(self) -> str:

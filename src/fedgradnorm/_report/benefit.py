@@ -90,14 +90,11 @@ def _client_row(one: ClientGain) -> tuple[Cell, ...]:
         Cell(metric_text(one.joined, one.metric), {"": one.joined}),
         Cell(words.gain(Estimate(one.gain, math.nan, 1), one.unit),
              {"": one.gain, "_low": one.low, "_high": one.high}, bold=told, higher=True),
-        Cell(one.verdict, bold=told), Cell(interval_text(one)),
+        Cell(one.verdict, bold=told),
+        Cell("-" if math.isnan(one.low) else f"{one.low:+.1f} to {one.high:+.1f}"),
     )  # fmt: skip
 
 
 def metric_text(value: float, metric: str) -> str:
     """A metric: an accuracy in percent, an error with four digits."""
     return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
-
-
-def interval_text(one: ClientGain) -> str:
-    return "-" if math.isnan(one.low) else f"{one.low:+.1f} to {one.high:+.1f}"

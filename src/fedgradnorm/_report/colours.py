@@ -65,7 +65,7 @@ def looks(labels: Iterable[str], first: Sequence[str] = ()) -> dict[str, Look]:
     """A look for each label: a method's name, perhaps followed by the settings of a variant of it.
 
     The labels in ``first`` choose first. Variants of a method share its colour and differ in
-    stroke. A custom method gets a place from the letters of its name.
+    stroke.
     """
     wanted = list(dict.fromkeys(labels))
     found: dict[str, Look] = {}
@@ -79,7 +79,10 @@ def looks(labels: Iterable[str], first: Sequence[str] = ()) -> dict[str, Look]:
 
     for label in sorted(wanted, key=rank):
         method = method_of(label)
-        colour, stroke = _preferred(method)
+        # A custom method gets a place from the letters of its name.
+        place = ORDER.index(method) if method in ORDER else int.from_bytes(
+            hashlib.blake2b(method.encode(), digest_size=4).digest(), "big")  # fmt: skip
+        colour, stroke = place % len(COLOURS), place // len(COLOURS) % len(STROKES)
         free = [c % len(COLOURS) for c in range(colour, colour + len(COLOURS))]
         free = [c for c in free if c not in colours.values()]
         if method not in colours:
@@ -89,12 +92,6 @@ def looks(labels: Iterable[str], first: Sequence[str] = ()) -> dict[str, Look]:
         tries = [Look(colour, (stroke + more) % len(STROKES)) for more in range(len(STROKES))]
         found[label] = next((look for look in tries if look not in found.values()), tries[0])
     return {label: found[label] for label in wanted}
-
-
-def _preferred(method: str) -> tuple[int, int]:
-    place = ORDER.index(method) if method in ORDER else int.from_bytes(
-        hashlib.blake2b(method.encode(), digest_size=4).digest(), "big")  # fmt: skip
-    return place % len(COLOURS), place // len(COLOURS) % len(STROKES)
 
 
 def method_of(label: str) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedgradnorm._round.reports import KEYS
-from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.reader import around
 from fedgradnorm.experiments._groups import Group
 
@@ -28,25 +27,6 @@ Series = dict[Key, dict[int, tuple[float, float]]]
 """Epoch and value by round, of every column."""
 
 
-@dataclass(frozen=True)
-class Band:
-    """A curve over epochs with the lowest and highest seed around it; gaps are NaN."""
-
-    epoch: Floats
-    mean: Floats
-    low: Floats
-    high: Floats
-    seeds: int
-    spans: bool = False
-
-    def json(self) -> dict[str, Any]:
-        """Plain rounded numbers, and the band if there is one."""
-        points = {"x": numbers(self.epoch, DIGITS + 2), "y": numbers(self.mean)}
-        if self.seeds > 1 or self.spans:
-            points |= {"lo": numbers(self.low), "hi": numbers(self.high)}
-        return points
-
-
 def numbers(values: Iterable[float], digits: int = DIGITS) -> list[float | None]:
     """Rounded numbers; one that is not finite becomes a gap, since JSON has no name for it.
 
@@ -59,53 +39,50 @@ def numbers(values: Iterable[float], digits: int = DIGITS) -> list[float | None]
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of one variant, of its finished seeds together."""
+    """The curves of one variant, of its finished seeds together.
+
+    Of many clients there is a curve per task: the median, with the best and worst tenths ``around``
+    it.
+    """
 
     whole: list[Series]
     around: Mapping[str, tuple[str, str]]
 
-    def band(self, key: Key) -> Band | None:
-        """The mean over the seeds that have this column; None if none has.
-
-        Of many clients there is a curve per task: the median, with the best and worst tenths
-        ``around`` it.
-        """
-        if not self.around:
-            return band([series[key] for series in self.whole if key in series])
-        if key[0] not in self.around:
+    def points(self, key: Key) -> dict[str, Any] | None:
+        """The mean over the seeds that have this column, and its range; None if none has."""
+        if self.around and key[0] not in self.around:
             return None
         middle, *ends = (
-            band([series[name, *key[1:]] for series in self.whole if (name, *key[1:]) in series])
-            for name in (key[0], *self.around[key[0]])
+            thinned([series[name, *key[1:]] for series in self.whole if (name, *key[1:]) in series])
+            for name in (key[0], *self.around.get(key[0], ()))
         )
-        known = [end.mean for end in ends if end is not None]
-        if middle is None or not known:
-            return middle
-        low, high = np.fmin.reduce(known), np.fmax.reduce(known)
-        return replace(middle, low=low, high=high, spans=True)
+        if middle is None:
+            return None
+        epochs, values = middle
+        found = {"x": numbers(epochs, DIGITS + 2), "y": numbers(_mean(values, 0))}
+        spread = [_mean(end[1], 0) for end in ends if end] or list(values)
+        if len(values) > 1 or any(ends):
+            found |= {"lo": numbers(np.fmin.reduce(spread)), "hi": numbers(np.fmax.reduce(spread))}
+        return found
 
     def columns(self, split: str) -> set[str]:
         return {key[2] for series in self.whole for key in series if key[1] == split}
 
 
 def curves_of(group: Group) -> Curves:
-    whole = [series_of(run.rows) for run in group.whole]
+    """Every column of the histories of a variant."""
+    whole = list[Series]()
+    for run in group.whole:
+        whole.append({})
+        for row in run.rows:
+            for column in row.keys() - KEYS:
+                key = (row["client"], row["split"], column)
+                whole[-1].setdefault(key, {})[row["round"]] = (row["epoch"], row[column])
     return Curves(whole, {k: v for run in group.whole for k, v in around(run).items()})
 
 
-def series_of(rows: Sequence[Row]) -> Series:
-    """Every column of a history."""
-    found: Series = {}
-    for row in rows:
-        for column, value in row.items():
-            if column not in KEYS:
-                key = (row["client"], row["split"], column)
-                found.setdefault(key, {})[row["round"]] = (row["epoch"], value)
-    return found
-
-
-def band(runs: Sequence[Mapping[int, tuple[float, float]]]) -> Band | None:
-    """Mean, lowest and highest over runs, round by round, thinned to :data:`POINTS`.
+def thinned(runs: Sequence[Mapping[int, tuple[float, float]]]) -> tuple[Floats, Floats] | None:
+    """Epochs, and each run's values at these, at :data:`POINTS` places at most; gaps are NaN.
 
     A thinned point averages neighbouring rounds; the first and the last are kept as they are.
     """
@@ -115,18 +92,15 @@ def band(runs: Sequence[Mapping[int, tuple[float, float]]]) -> Band | None:
     values = np.array([[run.get(n, missing)[1] for n in rounds] for run in runs], dtype=float)
     if not np.isfinite(values).any():
         return None
-    values[~np.isfinite(values)] = np.nan
     inside = np.arange(1, len(rounds) - 1)
     parts = np.array_split(inside, min(len(inside), POINTS - 2)) if len(inside) else []
     bins: list[Any] = [[0], *parts, *([[len(rounds) - 1]] if len(rounds) > 1 else [])]
-    thin = np.stack([_mean(values[:, part], 1) for part in bins], axis=1)
     epoch = np.array([np.mean([epochs[rounds[i]] for i in part]) for part in bins])
-    low, high = np.fmin.reduce(thin, axis=0), np.fmax.reduce(thin, axis=0)
-    return Band(epoch, _mean(thin, 0), low, high, len(runs))
+    return epoch, np.stack([_mean(values[:, part], 1) for part in bins], axis=1)
 
 
 def _mean(values: Floats, axis: int) -> Floats:
-    """The mean of what is there; NaN where nothing is."""
+    """The mean of what is finite; NaN where nothing is."""
     there = np.isfinite(values)
     total, count = np.where(there, values, 0.0).sum(axis=axis), there.sum(axis=axis)
     answer: Floats = np.full(count.shape, np.nan)

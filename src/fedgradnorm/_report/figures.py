@@ -24,7 +24,7 @@ from fedgradnorm._report.colours import (
     looks,
 )
 from fedgradnorm._report.frame import MANY, Report
-from fedgradnorm._report.panels import SWEEP, Panel, Section, axis_of, sections, sweep_section
+from fedgradnorm._report.panels import SWEEP, Panel, axis_of, sections, sweep_section
 from fedgradnorm._report.words import in_words, labels_of
 from fedgradnorm._runs.checkpoint import write_atomically
 
@@ -79,7 +79,9 @@ def panels_figure(report: Report, path: str | Path) -> Path:
     named = looks(names)
     columns, rows = NARROW if report.points else COLUMNS, []
     for section in [sweep_section(report)] if report.points else sections(report):
-        if section.id in (SWEEP, "curves") or (section.id == "weights" and _moves(section)):
+        values = (y for panel in section.panels for one in panel["series"] for y in one["y"])
+        moved = any(y not in (1, None) for y in values)
+        if section.id in (SWEEP, "curves") or (section.id == "weights" and moved):
             for view in section.views:
                 panels = [panel for panel in section.panels if panel["view"] == view]
                 wide = -(-len(panels) // -(-len(panels) // columns))  # rows of about equal length
@@ -111,11 +113,6 @@ def panels_figure(report: Report, path: str | Path) -> Path:
             line[0].set_ylabel(NAMES[panels[0]["view"]])
         legend(drawing, grid.flat)
         return save(drawing, path, "; ".join(notes))
-
-
-def _moves(section: Section) -> bool:
-    """Whether any weight differs from 1."""
-    return any(y not in (1, None) for p in section.panels for one in p["series"] for y in one["y"])
 
 
 def _panel(

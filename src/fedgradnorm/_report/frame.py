@@ -331,7 +331,7 @@ def paired(frame: pd.DataFrame, measure: str, base: str = "base") -> pd.DataFram
     return both
 
 
-def effects(frame: pd.DataFrame, measure: str = "score", base: str = "base") -> pd.DataFrame:
+def effects(frame: pd.DataFrame, measure: str = "score") -> pd.DataFrame:
     """The effect of each variant on each task, against its base, paired over seeds.
 
     ``effect`` is positive if the variant is better: a difference in points for scores between 0 and
@@ -339,9 +339,7 @@ def effects(frame: pd.DataFrame, measure: str = "score", base: str = "base") -> 
     The p-values of the paired t-test are Holm-corrected over all rows of this table.
     """
     rows = []
-    for (variant, task), both in paired(frame, measure, base).groupby(
-        ["variant", "task"], sort=False
-    ):
+    for (variant, task), both in paired(frame, measure).groupby(["variant", "task"], sort=False):
         first = both.iloc[0]
         unit = "points" if measure == "score" and in_points(first.metric) else "%"
         if unit == "points":
@@ -353,7 +351,7 @@ def effects(frame: pd.DataFrame, measure: str = "score", base: str = "base") -> 
         found = estimate(list(values), first.overlap)
         rows.append({
             "variant": variant, "line": first.line, "point": first.point, "data": first.data,
-            "task": task, "base": first[base], "metric": first.metric, "split": first.split,
+            "task": task, "base": first.base, "metric": first.metric, "split": first.split,
             "higher": bool(first.higher) and measure != "loss", "main": first.main, "unit": unit,
             "ours": both.ours.mean(), "theirs": both.theirs.mean(), "seeds": len(both),
             "effect": found.mean, "low": found.low, "high": found.high,

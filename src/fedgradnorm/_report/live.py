@@ -23,7 +23,7 @@ from fedgradnorm._runs.csv_table import Row, salvaged
 from fedgradnorm._runs.files import opened
 from fedgradnorm._runs.layout import CONFIG, LOCK, MANIFEST, METRICS, SPREAD, STATUS
 from fedgradnorm._runs.manifest import read_manifest
-from fedgradnorm._runs.reader import NOT_JUDGED, UNKNOWN_SEED, StoredRun, pooled
+from fedgradnorm._runs.reader import NOT_JUDGED, UNKNOWN_SEED, pooled, stored_run
 from fedgradnorm._runs.spread import MANY
 from fedgradnorm._toml import read_toml
 from fedgradnorm.tasks._named_metrics import higher_is_better
@@ -92,7 +92,7 @@ class _Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.about = StoredRun(path.name, path.name, UNKNOWN_SEED, [])
+        self.about = stored_run(path, {}, {}, [])
         self.round = 0
         self.problem = ""
         self._stamps: dict[str, tuple[float, int]] = {}
@@ -148,14 +148,7 @@ class _Run:
             config = read_toml(self.path / CONFIG) if (self.path / CONFIG).is_file() else {}
         except (RunFolderError, ConfigError) as error:
             self.problem = str(error)
-        weighting = manifest.get("weighting", {})
-        words = " ".join(str(weighting[key]) for key in ("name", "rule") if weighting.get(key))
-        seed = config.get("seed", manifest.get("settings", {}).get("seed"))
-        name = self.path.resolve().name
-        method = str(config.get("method") or words or name)
-        self.about = StoredRun(
-            name, method, seed if isinstance(seed, int) else UNKNOWN_SEED, [], manifest, config
-        )
+        self.about = stored_run(self.path, manifest, config, [])
 
     def points(self) -> Iterator[dict[str, Any]]:
         """The new points of its curves; of many clients, those of their quantiles."""

@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -80,7 +81,7 @@ def page_of(report: Report, measured: Sequence[Grid] = ()) -> Page:
         policy=_policy(script),
         title=_title(report.runs),
         size=_size(report),
-        headline=headline(report.frame),
+        headline=re.sub(r"\(p ([<=]) ", "(p\u00a0\\1\u00a0", headline(report.frame)),  # on one line
         basis=basis(report.frame),
         synthetic=report.synthetic,
         notes=report.notes,

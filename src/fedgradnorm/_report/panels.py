@@ -124,10 +124,10 @@ def _panel(curves: Mapping[str, Curves], task: str, number: int, view: View, met
         seen: set[str] = set()
         for role, split, column in view.lines:
             key = (task, split, metric if column == "metric" else column)
-            band = None if role in seen else one.band(key)
-            if band is not None:
+            points = None if role in seen else one.points(key)
+            if points is not None:
                 seen.add(role)  # validation is shown only if there is no test split
-                series.append({"method": method, "role": role, **band.json()})
+                series.append({"method": method, "role": role, **points})
     unit = unit or ("loss" if view.name == "Loss" else "")
     axis = axis_of(series, view.reference, view.log, unit == "accuracy")
     return {"task": number, "view": view.name, "unit": unit, "series": series, **axis}

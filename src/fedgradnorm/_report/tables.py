@@ -251,8 +251,7 @@ def sight(method: str) -> str:
     if known is None:
         return ""
     by_need = {Needs.GRADIENT: 5, Needs.GRAM: 4, Needs.NORM: 3, Needs.LOSS: 2, Needs.SIZE: 1}
-    sizes = 1 if known.settings.get("aggregate") == "by_size" else 0
-    return SIGHTS[next((place for need, place in by_need.items() if need in known.needs), sizes)]
+    return SIGHTS[next((place for need, place in by_need.items() if need in known.needs), 0)]
 
 
 def sweep_grid(report: Report, measure: str) -> Grid:

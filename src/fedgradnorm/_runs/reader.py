@@ -277,19 +277,20 @@ def read_run(folder: Path) -> StoredRun:
             config = read_toml(folder / CONFIG)
         except (ConfigError, RunFolderError) as error:
             problems.append(f"{CONFIG} is damaged: {error}")
-    weighting = found.manifest.get("weighting", {})
-    method = " ".join(str(weighting[key]) for key in ("name", "rule") if weighting.get(key))
-    seed = config.get("seed", found.manifest.get("settings", {}).get("seed"))
-    return StoredRun(
-        name=folder.resolve().name,
-        method=str(config.get("method") or method or folder.resolve().name),
-        seed=seed if isinstance(seed, int) else UNKNOWN_SEED,
-        rows=rows,
-        manifest=found.manifest,
-        config=config,
-        problems=tuple(problems),
-        spread=found.rows[SPREAD],
-    )
+    more = {"problems": tuple(problems), "spread": found.rows[SPREAD]}
+    return stored_run(folder, found.manifest, config, rows, **more)
+
+
+def stored_run(
+    folder: Path, manifest: dict[str, Any], config: dict[str, Any], rows: list[Row], **more: Any
+) -> StoredRun:
+    """A run with the name of its folder, and the method and seed that its files name."""
+    name, weighting = folder.resolve().name, manifest.get("weighting", {})
+    words = " ".join(str(weighting[key]) for key in ("name", "rule") if weighting.get(key))
+    seed = config.get("seed", manifest.get("settings", {}).get("seed"))
+    seed = seed if isinstance(seed, int) else UNKNOWN_SEED
+    method = str(config.get("method") or words or name)
+    return StoredRun(name, method, seed, rows, manifest, config, **more)
 
 
 def _inside(folder: Path, message: object) -> str:

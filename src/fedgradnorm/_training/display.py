@@ -27,19 +27,15 @@ SHOWN = {"p10": "10 %", "median": "median", "p90": "90 %", "max": "largest"}
 
 @contextmanager
 def live_display(
-    start_round: int | None = None,
-    title: str = "training",
-    console: Console | None = None,
-    beside: Callable[[Progress], str] | None = None,
+    start_round: int | None = None, title: str = "training", console: Console | None = None
 ) -> Iterator[Callable[[Progress], None]]:
     """A display on stderr; call what it yields after each round.
 
     In a terminal it is drawn in place, at most eight times a second; elsewhere a plain line is
     printed every five seconds and at the end. ``start_round`` is where a resumed run continues.
-    ``beside`` says what else there is to know after an event, such as how many runs are left.
     """
     console = console or Console(stderr=True)
-    view = _View(title, start_round, beside or (lambda _: ""), console)
+    view = _View(title, start_round, console)
     if not console.is_terminal:
         yield view.show_in_lines
         return
@@ -50,15 +46,8 @@ def live_display(
 class _View:
     """The latest event and what follows from it and the clock."""
 
-    def __init__(
-        self,
-        title: str,
-        start_round: int | None,
-        beside: Callable[[Progress], str],
-        console: Console,
-    ) -> None:
-        self.title, self.start_round = title, start_round
-        self.beside, self.console = beside, console
+    def __init__(self, title: str, start_round: int | None, console: Console) -> None:
+        self.title, self.start_round, self.console = title, start_round, console
         self.began = self.printed = time.monotonic()
         self.event: Progress | None = None
         # A client that sits out a round keeps the loss it last reported.
@@ -90,7 +79,7 @@ class _View:
             title, *facts = self.facts(event)
             clients = ", ".join(f"{name} {loss:.4g} (x{w:.3f})" for name, loss, w in self.clients())
             shown = f"{title}: {', '.join(facts)}; {event.shown} (x weight): {clients}"
-            line = "; ".join(filter(None, (shown, event.ended, self.beside(event))))
+            line = "; ".join(filter(None, (shown, event.ended)))
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def facts(self, event: Progress) -> tuple[str, str, str, str]:
@@ -116,8 +105,7 @@ class _View:
             table.add_column(name, justify="right")
         for name, loss, weight in self.clients():
             table.add_row(Text(name), f"{loss:.4g}", self.scores.get(name, ""), f"{weight:.3g}")
-        ended = f"{self.title}: {event.ended}" if event.ended else ""
-        below = [Text(text) for text in (ended, self.beside(event)) if text]
+        below = [Text(f"{self.title}: {event.ended}")] if event.ended else []
         return Group(line, table, *below)
 
     def clients(self) -> list[tuple[str, float, float]]:

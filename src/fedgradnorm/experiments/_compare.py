@@ -206,7 +206,8 @@ class DataOf:
 def _in_processes(trials: Sequence[Trial], jobs: int, watch: Watch | None) -> list[str]:
     context = multiprocessing.get_context("spawn")
     events, jobs = context.Queue(), min(jobs, len(trials))
-    pool = ProcessPoolExecutor(jobs, context, _begin, (events, _threads(jobs)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    pool = ProcessPoolExecutor(jobs, context, _begin, (events, max(1, (cores or 1) // jobs)))
     futures: dict[Future[str], Trial] = {}
     try:
         with _interrupts_ignored():  # the processes start here, and inherit it
@@ -289,11 +290,6 @@ def _run(number: int, table: dict[str, Any], allow: Sequence[str], folder: Path)
     except TrainingError as error:
         return str(error)
     return ""
-
-
-def _threads(jobs: int) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, (cores or 1) // jobs)
 
 
 @contextmanager

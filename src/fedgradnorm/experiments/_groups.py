@@ -230,12 +230,6 @@ class Group:
         known = {run.seed: run for run in self.whole if run.seed != UNKNOWN_SEED}
         return known | {UNKNOWN_SEED - i: run for i, run in enumerate(unknown)}
 
-    @property
-    def shared(self) -> bool:
-        """Whether its clients share a network, so that their gradients can be balanced."""
-        settings = self.whole[0].part("settings") or self.whole[0].part("training")
-        return bool(settings.get("share", "all") != "none")
-
     def same_data(self, other: Group) -> bool:
         """Whether both were trained on the same rows.
 

@@ -119,6 +119,7 @@ class Machines:
                 process.communicate(timeout=20)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.communicate()
 
     def serve(self, *words: Any) -> Any:
         return self.started("serve", self.config, "--federation", self.federation, *words)

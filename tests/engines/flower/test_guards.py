@@ -238,7 +238,7 @@ def test_a_part_that_does_not_come_is_not_waited_for(forever):
     now = time.monotonic()
     shelf = Shelf(pack, {last: math.inf if forever else now + 0.3})
     found = said(shelf, end=now + 0.6)
-    assert time.monotonic() - now < 3
+    assert time.monotonic() - now < 30
     assert found is None if forever else isinstance(found, bytes)
     assert shelf.forgotten == [pack.tree.object_id]
 

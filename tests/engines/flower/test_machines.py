@@ -300,7 +300,7 @@ def _status(machines: Machines, path: str) -> int:
 
     url = f"https://localhost:{machines.port}{path}"
     context = ssl.create_default_context(cafile=str(machines.federation / "ca.pem"))
-    with httpx.Client(verify=context) as client:
+    with httpx.Client(verify=context, timeout=60) as client:
         return client.post(url).status_code
 
 

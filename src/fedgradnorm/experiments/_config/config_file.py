@@ -341,14 +341,10 @@ def for_method(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**kept, "method": name, "weighting": taken}
 
 
-def build(
-    config: Config,
-    clients: list[Client] | None = None,
-    progress: DataProgress | None = None,
-) -> Parts:
+def build(config: Config, clients: list[Client] | None = None) -> Parts:
     """Network, clients, weighting and settings of a run; ``clients`` if they are loaded already."""
     if clients is None:
-        clients = clients_of(config, progress)
+        clients = clients_of(config)
     options = config.network.model_extra or {}
     with blaming(config._origin):
         name, allow = config.network.name, config.allowed
