@@ -43,7 +43,7 @@ def check_options(
 ) -> None:
     """A ConfigError unless every option is ``allowed`` and of its type, and none is missing.
 
-    The message about an option that is none says so where it is a key ``above`` the tables.
+    A key of the whole run, one of ``above``, is an error that names its place in a file.
 
     Only plain numbers, texts and booleans are looked at here; anything richer is the function's
     own business, which knows more about it than an annotation says.
