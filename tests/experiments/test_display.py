@@ -72,7 +72,7 @@ def test_of_many_clients_none_is_named(terminal):
     assert "school" not in shown
 
 
-def test_a_terminal_shows_losses_and_the_held_out_score():
+def test_a_terminal_shows_the_trend_of_losses_and_the_held_out_score():
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=100, color_system=None)
     rows = [
@@ -84,5 +84,14 @@ def test_a_terminal_shows_losses_and_the_held_out_score():
         for number, loss in enumerate((4.0, float("nan"), 2.0, 1.0), start=1):
             show(replace(event(number, {"a[b]": loss, "age": loss}), rows=rows))
     shown = text.getvalue()
+    assert "█ ▃▁" in shown
     assert "62.5%" in shown
     assert "loss 3" in shown
+
+
+def test_the_trend_of_a_run_spans_its_rounds_and_keeps_as_many_losses():
+    view = display._View("long", 0, Console(file=io.StringIO()))
+    for number in range(1, 2501):
+        view.show(Progress(number, 5000, 1.0, {"a": 1.0 / number}, {"a": 1.0}))
+    assert len(view.trends["a"]) == display.TREND / 2
+    assert display.sparkline(view.trends["a"]) == "█▄▂▂▁▁      "

@@ -22,6 +22,7 @@ PER_SECOND = 8
 PLAIN_SECONDS = 5.0
 MOST_CLIENTS = 20  # that are shown one by one, of those seen so far
 HELD_OUT = ("test", "validation")
+BARS, TREND = "▁▂▃▄▅▆▇█", 12  # of a sparkline, which always spans the whole run
 SHOWN = {"p10": "10 %", "median": "median", "p90": "90 %", "max": "largest"}
 
 
@@ -54,6 +55,7 @@ class _View:
         self.losses: dict[str, float] = {}
         self.weights: dict[str, float] = {}
         self.scores: dict[str, str] = {}
+        self.trends: dict[str, dict[int, float]] = {}  # the last finite loss in each bar
 
     def show(self, event: Progress) -> None:
         """Take an event; drawing is left to the display's own clock."""
@@ -62,6 +64,10 @@ class _View:
         self.losses.update(event.losses)
         self.weights.update(event.weights)
         if len(self.losses) <= MOST_CLIENTS:
+            place = (event.round - 1) * TREND // max(event.rounds, TREND)
+            for name, loss in event.losses.items():
+                if math.isfinite(loss):
+                    self.trends.setdefault(name, {})[place] = loss
             for row in event.rows:
                 if row["split"] in HELD_OUT:
                     metric = next((name for name in MAIN_METRICS if name in row), "loss")
@@ -101,10 +107,12 @@ class _View:
         bar = ProgressBar(event.rounds, event.round, width=24)
         line.add_row(Text(title, style="bold"), bar, *facts)
         table = Table("client", box=None, padding=(0, 2))
-        for name in (event.shown, "held out", "weight"):
-            table.add_column(name, justify="right")
+        for name in (event.shown, "trend", "held out", "weight"):
+            table.add_column(name, justify="left" if name == "trend" else "right")
         for name, loss, weight in self.clients():
-            table.add_row(Text(name), f"{loss:.4g}", self.scores.get(name, ""), f"{weight:.3g}")
+            trend = sparkline({**self.trends.get(name, {})})
+            row = (Text(name), f"{loss:.4g}", trend, self.scores.get(name, ""), f"{weight:.3g}")
+            table.add_row(*row)
         below = [Text(f"{self.title}: {event.ended}")] if event.ended else []
         return Group(line, table, *below)
 
@@ -119,3 +127,15 @@ class _View:
         losses, weights = map(quantiles, finite)
         whose = {"p10": f"{len(rows):,} clients: "}
         return [(whose.get(k, "") + word, losses[k], weights[k]) for k, word in SHOWN.items()]
+
+
+def sparkline(values: dict[int, float]) -> str:
+    """Values as bars between the smallest and the largest, by place; a place without one is empty.
+
+    >>> sparkline({0: 3.0, 1: 2.0, 3: 1.0})
+    '█▅ ▁        '
+    """
+    low = min(values.values(), default=0.0)
+    step = (max(values.values(), default=0.0) - low) / (len(BARS) - 1) or 1.0
+    bars = {place: BARS[round((value - low) / step)] for place, value in values.items()}
+    return "".join(bars.get(place, " ") for place in range(TREND))
