@@ -109,6 +109,7 @@ MANIFEST = {
     "client": (lambda a: a["clients"].update(side=7), "clients.side must be a table"),
     "rounds": (lambda a: a.update(rounds=10**400), "rounds must be a whole number"),
     "seconds": (lambda a: a.update(seconds="long"), "seconds must be a number"),
+    "added": (lambda a: a.update(added=7), "added must be a list"),
     "half a letter": (lambda a: a.update(started="\ud800"), "is damaged"),
 }
 

@@ -84,6 +84,7 @@ class Manifest(_Part):
     kept: dict[str, Any] = {}
     personal: dict[str, Any] = {}
     personalized: dict[str, Any] = {}
+    added: list[str] = []
     start: dict[str, Any] = {}
     participants: list[str] = []
     sent: list[str] = []
