@@ -30,10 +30,12 @@ from fedgradnorm._flower.private.summing import Summing
 from fedgradnorm._flower.private.verified_sums import chained, sums_of, told, usable, verified
 from fedgradnorm._flower.wire.messages import Order
 from fedgradnorm._flower.wire.transport import Exchange, InMemory
+from fedgradnorm._masking.ring import LIMBS
 from fedgradnorm._masking.roster import Phase, Unsafe, make_key
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.layout import RESULT, SIGNING
 from fedgradnorm.experiments._config.config_file import make_config
+from fedgradnorm.weighting._loss_based import InverseFirstLoss
 from masking.crowd import public_keys
 
 NAMES = [client.name for client in five()]
@@ -446,6 +448,56 @@ def test_a_coefficient_that_is_a_lie_ends_nothing(lie, tmp_path):
     bound = NetworkBound(secret.settings).reach(0, 3)[1]
     first = Hostile(Secret(tmp_path / "other", rounds=3)).first
     assert float((network - first).abs().max()) < bound
+
+
+@pytest.mark.parametrize("rule", ["absolute", "squared", "relative", "direct"])
+def test_no_lie_in_a_sum_freezes_another_clients_weight(rule, tmp_path):
+    """A sum of gradient norms of 1e14 froze small ones; what scales free weights was a lie, too.
+
+    One weight froze, all others shrank by 1e7 in a round, and the sum was one client's update.
+    """
+    secret = Secret(tmp_path, fgn.GradNorm(rule=rule), rounds=3)
+    liar, free = NAMES[-1], dict[str, list[float]]()
+
+    def telling(name, plain):
+        def first(*given):
+            numbers = plain(*given)
+            if name == liar:
+                return [numbers[0], 1e14, *numbers[2:]]
+            free.setdefault(name, []).append(numbers[2])
+            return numbers
+
+        return first
+
+    for name, one in secret.exchange.participants.items():
+        one.level._first = telling(name, one.level._first)
+    secret.run()
+    assert set(free) == set(NAMES) - {liar}
+    assert all(one == 1.0 for numbers in free.values() for one in numbers)
+
+
+def sums_by_kind(server: Hostile, at: Any, words: np.ndarray) -> dict[str, Any]:
+    """Also what ``usable`` checks."""
+    front = LIMBS * sum(server.kinds[at.attempt.phase].values())
+    sums = sums_of(at, words[:front])
+    return usable(sums.numbers, server.kinds[sums.phase], len(sums.names))
+
+
+def test_not_protected_the_weight_of_a_client_that_is_left_out_of_the_second_sum(tmp_path):
+    """As docs/privacy.md says: weights add up to the number of clients in the first sum."""
+    secret = Secret(tmp_path, InverseFirstLoss(), rounds=2)
+    server, give = Hostile(secret), {"told": {}, "since": [], "ahead": False}
+    signals = server.prepared(NAMES)
+    server.inputs(signals, give, server.first)
+    first = server.revealed(signals)
+    update = server.prepared(NAMES, phase=Phase.UPDATE)
+    update.close_letters(OTHERS)
+    give |= {"signals": told(signals), "sums": (signals, first)}
+    server.inputs(update, give, server.first)
+    count, _, total = sums_by_kind(server, signals, first)["first"]
+    others = sums_by_kind(server, update, server.revealed(update))["coefficient"][0]
+    own = secret.exchange.participants[VICTIM].level.weighting.rows["first_loss"][0]
+    assert count / ((count - others) * total) == pytest.approx(float(own), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["train", "finish"])
