@@ -92,6 +92,15 @@ def test_sa3_two_runs_opened_before_either_is_summed(server):
     assert len(server.revealed(first))
 
 
+def test_sa3_a_process_that_began_before_the_other_one_ended(secret, server):
+    """``join`` loads everything before it waits for the process that was there to end."""
+    waiting = {name: secret.participant(name) for name in NAMES}
+    server.round(NAMES)
+    secret.exchange.participants.update(waiting)
+    with pytest.raises(Said, match="it participated in another run of this agreement"):
+        server.prepared(OTHERS, run="r2")
+
+
 def test_sa3_two_attempts_opened_before_either_is_summed(server):
     give = {"told": {}, "since": [], "ahead": False}
     first = server.prepared(NAMES)
