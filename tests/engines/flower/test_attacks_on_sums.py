@@ -33,7 +33,7 @@ from fedgradnorm._flower.wire.transport import Exchange, InMemory
 from fedgradnorm._masking.ring import LIMBS
 from fedgradnorm._masking.roster import Phase, Unsafe, make_key
 from fedgradnorm._round.settings import Settings
-from fedgradnorm._runs.layout import RESULT, SIGNING
+from fedgradnorm._runs.layout import RESULT, REVEALED, SIGNING
 from fedgradnorm.experiments._config.config_file import make_config
 from fedgradnorm.weighting._loss_based import InverseFirstLoss
 from masking.crowd import public_keys
@@ -99,6 +99,15 @@ def test_sa3_a_process_that_began_before_the_other_one_ended(secret, server):
     secret.exchange.participants.update(waiting)
     with pytest.raises(Said, match="it participated in another run of this agreement"):
         server.prepared(OTHERS, run="r2")
+
+
+def test_sa3_another_run_after_the_record_of_sums_was_lost(secret, server):
+    """The run before it knows how long the record was."""
+    server.round(NAMES)
+    for name in NAMES:
+        (secret.folder / name / REVEALED).unlink()
+    with pytest.raises(Said, match="its record of the sums it has let be seen was lost"):
+        server.round(OTHERS, run="r2")
 
 
 def test_sa3_two_attempts_opened_before_either_is_summed(server):

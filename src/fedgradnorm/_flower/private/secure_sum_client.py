@@ -130,6 +130,9 @@ class SecureSumClient:
         folder = self.folder / run
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / MASKING
+        if not path.exists():
+            for other in self.folder.glob(f"*/{MASKING}"):  # other runs know what must be there
+                self.revealed.check_count(json.loads(other.read_bytes())["revealed"])
         session = Session(
             self.signer,
             self.terms.roster,
