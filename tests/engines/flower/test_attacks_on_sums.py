@@ -494,6 +494,39 @@ def test_no_lie_in_a_sum_freezes_another_clients_weight(rule, tmp_path):
     assert all(one == 1.0 for numbers in free.values() for one in numbers)
 
 
+@pytest.mark.parametrize("make", [fgn.GradNorm, fgn.Equal])
+def test_not_protected_weights_under_a_colluder_unless_they_are_equal(make, tmp_path):
+    """The page says so: one round without the victim, in which the liar shrinks all levels."""
+    secret = Secret(tmp_path, make(), rounds=3)
+    participants, liar = secret.exchange.participants, secret.exchange.participants[NAMES[-1]]
+    plain, updates, steps = liar.level.second, dict[str, torch.Tensor](), list[torch.Tensor]()
+
+    def second(*given):
+        _, numbers, moved = plain(*given)
+        lies = [1.0, 1e-9, *(0.0 for _ in numbers[2:])]
+        if secret.server.round == 1 and make is fgn.GradNorm:
+            lies[3] = 1e9  # the sum of levels after the step
+        return 1e-9, lies, moved
+
+    def noting(name, vector):
+        def noted(coefficient, update):
+            updates[name] = update.double().clone()
+            return vector(coefficient, update)
+
+        return noted
+
+    liar.level.second, step = second, secret.server.server.step
+    for name, one in participants.items():
+        one._vector = noting(name, one._vector)
+    secret.server.server.step = lambda direction: (
+        steps.append(direction.double()) or step(direction)
+    )
+    secret.before = lambda name, order: "gone" if (name, order.round) == (VICTIM, 1) else None
+    secret.run()
+    alike = float(torch.nn.functional.cosine_similarity(steps[-1], updates[VICTIM], dim=0))
+    assert (alike > 0.99) == (make is fgn.GradNorm)
+
+
 def sums_by_kind(server: Hostile, at: Any, words: np.ndarray) -> dict[str, Any]:
     """Also what ``usable`` checks."""
     front = LIMBS * sum(server.kinds[at.attempt.phase].values())
