@@ -96,6 +96,9 @@ TESTS = {
     "a coefficient that": [
         (ATTACKS, "test_a_coefficient_that_is_a_lie_ends_nothing"),
     ],
+    "a sum of gradient norms": [
+        (ATTACKS, "test_no_lie_in_a_sum_freezes_another_clients_weight"),
+    ],
 }
 
 

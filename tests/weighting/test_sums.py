@@ -44,7 +44,7 @@ class Silo:
         self.weighting = make()
         self.weighting.bind([name])
         self.sums = secure_sums(self.weighting)
-        self.growth, self.loud = 1.0, 0.0
+        self.growth = 1.0
 
     def one(self, signals: Signals, row: int) -> Signals:
         columns = {key: getattr(signals, key)[row : row + 1] for key in _COLUMNS}
@@ -72,12 +72,11 @@ def private_round(silos: list[Silo], signals: Signals) -> tuple[Tensor, Tensor]:
     """Each client's weight and level, from sums over those that are there."""
     here = [i for i in range(len(silos)) if signals.active[i]]
     own = {i: silos[i].one(signals, i) for i in here}
-    first = sum(silos[i].sums.first(own[i], silos[i].loud) for i in here)
+    first = sum(silos[i].sums.first(own[i]) for i in here)
     second = sum(silos[i].sums.second(first) for i in here)
     level = torch.full((len(silos),), torch.nan, dtype=torch.float64)
     for i in here:
         level[i] = silos[i].sums.finish(second)[0]
-        silos[i].loud = 0.0
     return level * (len(here) / level[here].sum()), level
 
 

@@ -8,6 +8,7 @@ and batches, and a server may tell them a first network that differs by what CPU
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -53,7 +54,11 @@ class Revealed:
 
     def check_kept(self, agreement: str, run: str, count: int) -> None:
         """Unsafe if this lacks a run, or some of the ``count`` facts, known to have been here."""
-        if self.facts.get((RUN, agreement)) != run or len(self.facts) < count:
+        self.check_count(count if self.facts.get((RUN, agreement)) == run else math.inf)
+
+    def check_count(self, count: float) -> None:
+        """Unsafe if this has fewer than ``count`` facts."""
+        if len(self.facts) < count:
             raise Unsafe(
                 "its record of the sums it has let be seen was lost or put back, so it cannot "
                 "continue; leave this client out, and agree on a new roster and seed"

@@ -38,14 +38,15 @@ class GradNormSums:
         self.weighting, self.direct = weighting, weighting.rule == "direct"
         self.sizes = (6 if self.direct else 5, 3)
 
-    def first(self, signals: Signals, last_norm_sum: float = 0.0) -> Tensor:
+    def first(self, signals: Signals) -> Tensor:
         """1, G, whether the weight is free, and the terms of the means in ``GradNorm.weigh``.
 
-        ``last_norm_sum`` is the sum of gradient norms in the client's last round.
+        A weight is frozen by the client's own norms alone. With a bound that depends on a sum, a
+        client that lies in it could freeze one weight, then shrink all others until one is left.
         """
         rule, p = self.weighting, self.weighting.rows["level"]
         self._norm = norm = only(signals.active, signals.grad_norm)
-        self._free = free = rule.find_free(norm, signals.active, norm.clamp_min(last_norm_sum))
+        self._free = free = rule.find_free(norm, signals.active, norm)
         self._ratio = ratio = only(free, signals.loss_ratio)
         self._new = torch.zeros_like(free)
         own = [signals.active.double(), norm, free.double()]
@@ -108,7 +109,7 @@ class ProportionalSums:
     def __init__(self, weighting: Weighting) -> None:
         self.weighting = weighting
 
-    def first(self, signals: Signals, last_norm_sum: float = 0.0) -> Tensor:  # noqa: ARG002
+    def first(self, signals: Signals) -> Tensor:
         """1, 0 and m."""
         self._own = own_number(self.weighting, signals).double()
         return torch.cat([torch.ones_like(self._own), torch.zeros_like(self._own), self._own])

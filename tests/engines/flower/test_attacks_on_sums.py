@@ -30,10 +30,12 @@ from fedgradnorm._flower.private.summing import Summing
 from fedgradnorm._flower.private.verified_sums import chained, sums_of, told, usable, verified
 from fedgradnorm._flower.wire.messages import Order
 from fedgradnorm._flower.wire.transport import Exchange, InMemory
+from fedgradnorm._masking.ring import LIMBS
 from fedgradnorm._masking.roster import Phase, Unsafe, make_key
 from fedgradnorm._round.settings import Settings
-from fedgradnorm._runs.layout import RESULT, SIGNING
+from fedgradnorm._runs.layout import RESULT, REVEALED, SIGNING
 from fedgradnorm.experiments._config.config_file import make_config
+from fedgradnorm.weighting._loss_based import InverseFirstLoss
 from masking.crowd import public_keys
 
 NAMES = [client.name for client in five()]
@@ -88,6 +90,24 @@ def test_sa3_two_runs_opened_before_either_is_summed(server):
     with pytest.raises(Said, match="it participated in another run of this agreement"):
         server.inputs(second, give, server.first)
     assert len(server.revealed(first))
+
+
+def test_sa3_a_process_that_began_before_the_other_one_ended(secret, server):
+    """``join`` loads everything before it waits for the process that was there to end."""
+    waiting = {name: secret.participant(name) for name in NAMES}
+    server.round(NAMES)
+    secret.exchange.participants.update(waiting)
+    with pytest.raises(Said, match="it participated in another run of this agreement"):
+        server.prepared(OTHERS, run="r2")
+
+
+def test_sa3_another_run_after_the_record_of_sums_was_lost(secret, server):
+    """The run before it knows how long the record was."""
+    server.round(NAMES)
+    for name in NAMES:
+        (secret.folder / name / REVEALED).unlink()
+    with pytest.raises(Said, match="its record of the sums it has let be seen was lost"):
+        server.round(OTHERS, run="r2")
 
 
 def test_sa3_two_attempts_opened_before_either_is_summed(server):
@@ -446,6 +466,89 @@ def test_a_coefficient_that_is_a_lie_ends_nothing(lie, tmp_path):
     bound = NetworkBound(secret.settings).reach(0, 3)[1]
     first = Hostile(Secret(tmp_path / "other", rounds=3)).first
     assert float((network - first).abs().max()) < bound
+
+
+@pytest.mark.parametrize("rule", ["absolute", "squared", "relative", "direct"])
+def test_no_lie_in_a_sum_freezes_another_clients_weight(rule, tmp_path):
+    """A sum of gradient norms of 1e14 froze small ones; what scales free weights was a lie, too.
+
+    One weight froze, all others shrank by 1e7 in a round, and the sum was one client's update.
+    """
+    secret = Secret(tmp_path, fgn.GradNorm(rule=rule), rounds=3)
+    liar, free = NAMES[-1], dict[str, list[float]]()
+
+    def telling(name, plain):
+        def first(*given):
+            numbers = plain(*given)
+            if name == liar:
+                return [numbers[0], 1e14, *numbers[2:]]
+            free.setdefault(name, []).append(numbers[2])
+            return numbers
+
+        return first
+
+    for name, one in secret.exchange.participants.items():
+        one.level._first = telling(name, one.level._first)
+    secret.run()
+    assert set(free) == set(NAMES) - {liar}
+    assert all(one == 1.0 for numbers in free.values() for one in numbers)
+
+
+@pytest.mark.parametrize("make", [fgn.GradNorm, fgn.Equal])
+def test_not_protected_weights_under_a_colluder_unless_they_are_equal(make, tmp_path):
+    """The page says so: one round without the victim, in which the liar shrinks all levels."""
+    secret = Secret(tmp_path, make(), rounds=3)
+    participants, liar = secret.exchange.participants, secret.exchange.participants[NAMES[-1]]
+    plain, updates, steps = liar.level.second, dict[str, torch.Tensor](), list[torch.Tensor]()
+
+    def second(*given):
+        _, numbers, moved = plain(*given)
+        lies = [1.0, 1e-9, *(0.0 for _ in numbers[2:])]
+        if secret.server.round == 1 and make is fgn.GradNorm:
+            lies[3] = 1e9  # the sum of levels after the step
+        return 1e-9, lies, moved
+
+    def noting(name, vector):
+        def noted(coefficient, update):
+            updates[name] = update.double().clone()
+            return vector(coefficient, update)
+
+        return noted
+
+    liar.level.second, step = second, secret.server.server.step
+    for name, one in participants.items():
+        one._vector = noting(name, one._vector)
+    secret.server.server.step = lambda direction: (
+        steps.append(direction.double()) or step(direction)
+    )
+    secret.before = lambda name, order: "gone" if (name, order.round) == (VICTIM, 1) else None
+    secret.run()
+    alike = float(torch.nn.functional.cosine_similarity(steps[-1], updates[VICTIM], dim=0))
+    assert (alike > 0.99) == (make is fgn.GradNorm)
+
+
+def sums_by_kind(server: Hostile, at: Any, words: np.ndarray) -> dict[str, Any]:
+    """Also what ``usable`` checks."""
+    front = LIMBS * sum(server.kinds[at.attempt.phase].values())
+    sums = sums_of(at, words[:front])
+    return usable(sums.numbers, server.kinds[sums.phase], len(sums.names))
+
+
+def test_not_protected_the_weight_of_a_client_that_is_left_out_of_the_second_sum(tmp_path):
+    """As docs/privacy.md says: weights add up to the number of clients in the first sum."""
+    secret = Secret(tmp_path, InverseFirstLoss(), rounds=2)
+    server, give = Hostile(secret), {"told": {}, "since": [], "ahead": False}
+    signals = server.prepared(NAMES)
+    server.inputs(signals, give, server.first)
+    first = server.revealed(signals)
+    update = server.prepared(NAMES, phase=Phase.UPDATE)
+    update.close_letters(OTHERS)
+    give |= {"signals": told(signals), "sums": (signals, first)}
+    server.inputs(update, give, server.first)
+    count, _, total = sums_by_kind(server, signals, first)["first"]
+    others = sums_by_kind(server, update, server.revealed(update))["coefficient"][0]
+    own = secret.exchange.participants[VICTIM].level.weighting.rows["first_loss"][0]
+    assert count / ((count - others) * total) == pytest.approx(float(own), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["train", "finish"])

@@ -32,7 +32,7 @@ from fedgradnorm._flower.private.private_terms import read_terms
 from fedgradnorm._flower.serving import _Serving, check_registered, run_folder
 from fedgradnorm._flower.setup import init_federation, make_keys, register, registered, revoke
 from fedgradnorm._flower.status import read_status, write_status
-from fedgradnorm._flower.wire.messages import Refused
+from fedgradnorm._flower.wire.messages import Refused, encode
 from fedgradnorm._flower.wire.reasons import why
 from fedgradnorm._flower.wire.transport import Lost
 from fedgradnorm.experiments._config.config_file import load_config
@@ -200,6 +200,21 @@ def test_only_approved_runs_are_answered(how, tmp_path, caplog):
     events = [line["event"] for line in Audit(state).lines()]
     assert events.count("answered") == 3
     assert events.count("approved") == 2
+
+
+LONG = {"text": "x" * 100_000, "list": ["x" * 100_000], "number": 10**4000, "table": {"a": [[1]]}}
+
+
+@pytest.mark.parametrize("said", LONG.values(), ids=LONG)
+def test_a_server_does_not_fill_the_audit_log_with_its_own_words(said, tmp_path):
+    together = Together(tmp_path / "one")
+    client = session(together, tmp_path, "all")
+    facts = {"kind": said, "run": together.server.run, "digest": "agreed", "round": said}
+    with pytest.raises(Refused):
+        client.respond(encode(facts, {"shared": together.server.server.shared.data}))
+    line = Audit(tmp_path / "state").lines()[-1]
+    assert line["event"] == "refused"
+    assert len(json.dumps(line)) < 1000
 
 
 def test_a_clients_result_has_its_own_history_and_true_weight(tmp_path):

@@ -47,7 +47,6 @@ class OwnLevel:
             "rounds": 0,
             "weighting": weighting.state_dict(),
             "growth": 1.0,
-            "loud": 0.0,
             "pending": None,
             "chain": "",  # all sums of the run so far, as this client knows them
             "known": 0,  # rounds that are in it
@@ -63,7 +62,7 @@ class OwnLevel:
 
     def _first(self, state: Mapping[str, Any], reported: Mapping[str, float]) -> list[float]:
         self.weighting.load_state_dict(state["weighting"])
-        numbers = self.sums.first(self.signals(reported), state["loud"]).tolist()
+        numbers = self.sums.first(self.signals(reported)).tolist()
         if not all(math.isfinite(x) and abs(x) < RANGE for x in numbers):
             raise NoPart("it has no weight: the method's number for this client is not finite")
         return [float(number) for number in numbers]
@@ -120,7 +119,7 @@ class OwnLevel:
         frozen = self.weighting.frozen
         row["weight_frozen"] = 0 if frozen is None else int(frozen[0])
         more = {"weighting": self.weighting.state_dict(), "growth": self.sums.growth(second)}
-        return {**after, **more, "loud": (parts["first"] if ahead else used)[1]}, row
+        return {**after, **more}, row
 
     def signals(self, reported: Mapping[str, float]) -> Signals:
         """What the client reported, as the weighting reads it."""

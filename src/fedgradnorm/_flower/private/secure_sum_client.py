@@ -68,7 +68,7 @@ class SecureSumClient:
         assert agreement.private is not None
         self.name, self.like = self.client.name, self.client.like
         self.terms, self.signer = agreement.private, signer
-        self.revealed = Revealed(folder / REVEALED)
+        self.revealed = Revealed()  # read with every order
         self.bound = NetworkBound(agreement.settings)
         self._first_network = self.like.clone()
         self._start = network_digest(self._first_network)
@@ -122,10 +122,17 @@ class SecureSumClient:
         return SumAnswer(order.run, order.round, order.state_round, gives, masked)
 
     def _session(self, run: str) -> tuple[Session, Callable[[], None]]:
-        """The client's part in secure sums as it was left, and what writes it down again."""
+        """The client's part in secure sums as it was left, and what writes it down again.
+
+        Also the record of sums: the process before this one may have added to it since.
+        """
+        self.revealed = Revealed(self.folder / REVEALED)
         folder = self.folder / run
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / MASKING
+        if not path.exists():
+            for other in self.folder.glob(f"*/{MASKING}"):  # other runs know what must be there
+                self.revealed.check_count(json.loads(other.read_bytes())["revealed"])
         session = Session(
             self.signer,
             self.terms.roster,
