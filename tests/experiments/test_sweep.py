@@ -124,7 +124,7 @@ def test_what_was_tuned_of_one_method_is_not_given_to_others(tmp_path):
             "fedrep.data.samples=9",
             r"unknown key 'compare\.own\.fedrep\.data' .*weighting, .*local",
         ),
-        ("fedprox.local.sends=delta", r"own\.fedprox: local\.sends .* does not go"),
+        ("fedprox.local.sends=delta", r"own\.fedprox: local\.sends .* conflicts"),
     ],
 )
 def test_settings_of_ones_own_are_checked_at_once(tmp_path, word, message):

@@ -382,7 +382,7 @@ def _network(run: Run, name: str) -> nn.Module:
 def _sharing(run: Run, client: Client, heads: str) -> list[str]:
     """Who has a head that the client may begin with: itself, or those that it shares one with.
 
-    The head that these have in common was drawn for the first of them, who was in the training.
+    The shared head was drawn for the first of these names, which was part of the training.
     """
     if client.name in run.clients or heads == "own":
         return [client.name]
