@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import io
 import math
@@ -535,7 +536,7 @@ WRONG = {
     "sizes": ({"method": "by-size"}, "BySize needs numbers of examples"),
     "a federated method": ({"method": "fedprox"}, "'fedprox' sets"),
     "no weighting": ({"weighting": "gradnorm"}, "weighting must be options of the method"),
-    "an option of the weighting": ({"rule": "direct"}, r'weighting=\{"rule": "direct"'),
+    "an option of the weighting": ({"rule": "direct"}, r'weighting=\{"gamma": 0.5'),
     "a scaler that is none": ({"method": "uw", "scaler": True}, "scaler must be a torch.amp"),
     "other weights": ({"method": "uw", "step_with": "old"}, "unknown step_with 'old'"),
     "every = 0": ({"method": "uw", "every": 0}, "a balancer's every must be a whole number >= 1"),
@@ -593,3 +594,10 @@ def test_a_negative_loss_is_pointed_out_once_where_it_is_compared(
         losses["edges"] = losses["edges"] - 1000
         balance(losses)
     assert caplog.text.count("the loss of task 'edges' is negative") == said
+
+
+def test_the_example_for_an_unknown_keyword_works() -> None:
+    with pytest.raises(fgn.ConfigError, match="takes no 'gamma'") as caught:
+        fgn.Balancer(TASKS, shared=nn.Linear(2, 2), gamma=0.5)
+    options = ast.literal_eval(str(caught.value).rpartition("weighting=")[2])
+    assert fgn.Balancer(TASKS, shared=nn.Linear(2, 2), weighting=options).weighting.gamma == 0.5

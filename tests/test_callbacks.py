@@ -429,3 +429,27 @@ def test_early_stopping_leaves_undefined_metrics_out() -> None:
         assert (best.round, best.value) == (number, r2)
     best.judge(3, {"constant": {"r2": math.nan}})
     assert (best.round, best.last_value, best.waited) == (2, -math.inf, 1)
+
+
+def test_a_hook_that_training_never_calls_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+    class Keras(fgn.Callback):
+        def on_epoch_end(self, state: Any) -> None:
+            raise AssertionError(state)
+
+    train(Hooks(), Keras(), rounds=1)
+    (told,) = [record.getMessage() for record in caplog.records if "callback" in record.msg]
+    assert told.endswith(
+        "training never calls Keras.on_epoch_end; the hooks of a callback are "
+        "on_start, on_round, on_evaluation, on_end"
+    )
+
+
+def test_an_interrupted_training_without_a_folder_tells_where_its_run_is() -> None:
+    def stop(event: Any) -> None:
+        if event.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(fgn.Interrupted, match="the attribute run of this exception") as caught:
+        train(progress=stop)
+    assert not caught.value.run.finished
+    assert caught.value.run.history["round"].max() == 3

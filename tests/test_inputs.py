@@ -218,3 +218,18 @@ def test_other_inputs_are_held_out_partitioned_and_targets_scaled() -> None:
         fgn.data.client_from_arrays("a", fgn.regression(2), (parts, y), standardize=True)
     some = fgn.data.partition_client(texts("words", [1, 3, 2] * 8), "iid", parts=2)
     assert [client.size for client in some] == [12, 12]
+
+
+def test_truth_values_and_gaps_among_numbers_are_numbers() -> None:
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"a": [1.5, 2.5, 3.5], "b": [True, False, True]})
+    for given in (frame, frame.convert_dtypes(), frame.to_numpy()):
+        client = fgn.Client("c", fgn.regression(1), train=(given, [1.0, 2.0, 3.0]))
+        expected = torch.tensor([[1.5, 1], [2.5, 0], [3.5, 1]], dtype=torch.float64)
+        torch.testing.assert_close(client.train[0].double(), expected)
+    gap = frame.assign(b=[True, None, False])
+    with pytest.raises(fgn.DataError, match=r"x\[1, 1\] is nan"):
+        fgn.Client("c", fgn.regression(1), train=(gap, [1.0, 2.0, 3.0]))
+    texts = frame.assign(b=pd.Series(["1", "2", "3"], dtype=object))
+    with pytest.raises(fgn.DataError, match="x must hold numbers"):
+        fgn.Client("c", fgn.regression(1), train=(texts, [1.0, 2.0, 3.0]))

@@ -115,3 +115,18 @@ def test_kinds_that_cannot_be_used_are_named() -> None:
         flat.train(toys.network(), [client], rounds=1, head_init="targets")
     with pytest.raises(fgn.ConfigError, match="at least 2 classes"):
         fgn.ordinal(1)
+
+
+def test_the_first_metric_of_a_custom_kind_is_its_score() -> None:
+    def off(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output.exp() - target).abs().mean()
+
+    def twice(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return 2 * off(output, target)
+
+    task = fgn.tasks.of_kind(toys.Visits, outputs=1, metrics={"off": off, "twice": twice})
+    run = flat.train(toys.network(), [fgn.Client("a", task, (X, VISITS))], rounds=2)
+    row = run.summary().loc["a"]
+    first = next(iter(task.metrics))
+    assert (row["metric"], row["score"]) == (first, row[first])
+    assert {"off", "twice"} <= set(row.index)

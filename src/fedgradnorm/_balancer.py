@@ -38,7 +38,7 @@ KEPT = ("first_loss", "loss", "norm")
 def _unknown_keyword(name: str) -> ConfigError:
     return ConfigError(
         f"Balancer() takes no {name!r}; options of a weighting are given in a table, such as "
-        'weighting={"rule": "direct", "gamma": 0.5}'
+        'weighting={"gamma": 0.5}'
     )
 
 

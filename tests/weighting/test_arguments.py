@@ -91,3 +91,21 @@ def test_options_that_are_arrays_are_shown() -> None:
     assert repr(Mine()) == "Mine()"
     assert repr(Mine(np.ones(2))) == "Mine(prior=array([1., 1.]))"
     assert repr(Mine(torch.ones(2))) == "Mine(prior=tensor([1., 1.]))"
+
+
+def test_weights_that_are_nan_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Lost(Weighting):
+        def weigh(self, signals: Signals) -> Tensor:
+            return signals.loss * torch.tensor([1.0, float("nan")])
+
+    weighting, ones = Lost(), torch.ones(2, dtype=torch.float64)
+    weighting.bind(["a", "b"])
+    here = torch.tensor([True, False])
+    weighting.update(Signals(here, ones, ones, ones, ones))
+    assert not caplog.records  # a client that is away may have any number
+    for _ in range(3):
+        weighting.update(Signals(torch.tensor([True, True]), ones, ones, ones, ones))
+    assert caplog.messages == [
+        "weighting Lost: weigh returned nan; all weights stay as they are in such rounds"
+    ]
+    assert weighting.weight.tolist() == [1.0, 1.0]

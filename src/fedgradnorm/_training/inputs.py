@@ -5,6 +5,7 @@ Method, weighting, option groups and callbacks become one weighting, settings an
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -36,8 +37,12 @@ from fedgradnorm._training.callbacks import Callback, ShowProgress
 from fedgradnorm.models._flat import require_gpu
 from fedgradnorm.weighting import Equal, Weighting
 
+log = logging.getLogger("fedgradnorm")
+
 CHOICES = ("method", "weighting", *TOP, *OPTIONS)
 """The keywords of ``train`` that decide how a run is trained, with ``callbacks``."""
+HOOKS = ("on_start", "on_round", "on_evaluation", "on_end")
+"""The methods of a callback that training calls."""
 
 _ELSEWHERE = {
     "start": "continue from a run by giving it as the network: fgn.train(run, clients)",
@@ -161,6 +166,13 @@ def divided_callbacks(callbacks: object) -> tuple[list[object], list[Callback]]:
         if not isinstance(callback, Callback) and not callable(callback):
             kind = type(callback).__name__
             raise ConfigError(f"callbacks[{i}] must be an fgn.Callback or a function, not {kind}")
+        if isinstance(callback, Callback):
+            never = [name for name in dir(callback) if name.startswith("on_") and name not in HOOKS]
+            if never:
+                log.warning(
+                    "callbacks[%d]: training never calls %s; the hooks of a callback are %s",
+                    *(i, f"{type(callback).__name__}.{never[0]}", ", ".join(HOOKS)),
+                )
         found.append(callback if isinstance(callback, Callback) else ShowProgress(callback))
         whole(f"callbacks[{i}].every", found[-1].every, 1)
     return options, found

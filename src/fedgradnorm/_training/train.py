@@ -60,6 +60,8 @@ from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
 
+KEPT_RUN = "the attribute run of this exception holds what was trained so far"
+
 Option = Evaluation | KeepBest | EarlyStopping | CheckpointOptions | History
 
 
@@ -245,8 +247,8 @@ def train_with(
             writer.finish(run)
         return run
     except KeyboardInterrupt:
-        where = f"; resume from {folder}" if folder is not None else ""
-        message = f"stopped after round {trainer.round} of {trainer.rounds}{where}"
+        where = f"resume from {folder}" if folder is not None else KEPT_RUN
+        message = f"stopped after round {trainer.round} of {trainer.rounds}; {where}"
         raise Interrupted(message, trainer.result()) from None
     finally:
         if writer is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import DataError
 from fedgradnorm.models._input_rows import Composite, Fields, Inputs, Sequences, leaves
-from fedgradnorm.tasks._targets import numbers_with_gaps
+from fedgradnorm.tasks._targets import is_na, numbers_with_gaps
 
 
 def as_inputs(where: str, x: Any, *, empty: bool = False) -> Inputs:
@@ -87,7 +87,7 @@ def _array(where: str, values: Any, name: str) -> NDArray[Any]:
     except ValueError as error:
         way = "; for rows of different lengths give fgn.sequences(x)" if name == "x" else ""
         raise DataError(f"{where}: the rows of {name} differ in shape{way}") from error
-    if array.dtype.kind == "O" and name == "y":
+    if array.dtype.kind == "O" and (name == "y" or _all_numbers(array)):
         array = numbers_with_gaps(array)
     if array.dtype.kind not in "fiubc":
         raise DataError(
@@ -101,6 +101,14 @@ def _array(where: str, values: Any, name: str) -> NDArray[Any]:
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         return array.astype(np.float64)
     return array.astype(array.dtype.newbyteorder("="), order="C")
+
+
+def _all_numbers(array: NDArray[Any]) -> bool:
+    """Whether a table of objects holds numbers, truth values and gaps, as mixed columns give."""
+    kinds = (bool, int, float, np.bool_, np.integer, np.floating)
+    return array.ndim > 1 and all(
+        cell is None or is_na(cell) or isinstance(cell, kinds) for cell in array.flat
+    )
 
 
 def _way_out(values: Any, array: NDArray[Any]) -> str:

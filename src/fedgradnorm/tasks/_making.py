@@ -11,7 +11,7 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm.tasks._kind import KINDS, Kind
 from fedgradnorm.tasks._labels import LabelMap
 from fedgradnorm.tasks._measures import LossFunction, Metric, WeightedLoss, checked_weights
-from fedgradnorm.tasks._named_metrics import by_name, check_metrics
+from fedgradnorm.tasks._named_metrics import MAIN_METRICS, by_name, check_metrics
 from fedgradnorm.tasks._targets import Shape, checked_shape
 from fedgradnorm.tasks._task import Task
 
@@ -206,6 +206,8 @@ def _task(
         first = next(iter(metrics), None)
         metrics = by_name(metrics, usual, outputs)
     measured = {**usual.metrics, **check_metrics(metrics)}
+    if not measured.keys() & set(MAIN_METRICS):  # a custom kind: its first metric is the score
+        first = first or next(iter(measured), None)
     own = usual.loss if loss is None else loss
     form = checked_shape(shape)
     return Task(kind, outputs, own, measured, loss_scale, name, form, judged_by=first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError
+
+log = logging.getLogger("fedgradnorm")
 
 GATHER_FROM = 1000
 """Number of clients above which gathering the active rows pays off."""
@@ -122,6 +125,7 @@ class Weighting(ABC):
     beyond_sums: str = "numbers of single clients"
     capturable: bool = True
     run_seed: int = 0
+    _told_nan: bool = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -206,11 +210,17 @@ class Weighting(ABC):
             found = f"shape {tuple(raw.shape)}" if isinstance(raw, Tensor) else type(raw).__name__
             raise ConfigError(f"{who}: weigh must return a tensor of shape ({count},), not {found}")
         if self.positive and raw.device.type == "cpu":
-            below = ((raw < 0) & signals.active).nonzero()[:, 0].tolist()
-            if below:
+            wrong = (~(raw >= 0) & signals.active).nonzero()[:, 0].tolist()
+            if any(raw[i] < 0 for i in wrong):
+                below = next(raw[i].item() for i in wrong if raw[i] < 0)
                 raise ConfigError(
-                    f"{who}: weigh returned {raw[below[0]].item():g}; weights must not be "
+                    f"{who}: weigh returned {below:g}; weights must not be "
                     "negative, unless its class sets positive = False"
+                )
+            if wrong and not self._told_nan:
+                self._told_nan = True
+                log.warning(
+                    "%s: weigh returned nan; all weights stay as they are in such rounds", who
                 )
         return raw
 
