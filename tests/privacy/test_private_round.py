@@ -150,8 +150,9 @@ def test_one_row_moves_the_update_by_at_most_the_clip_and_the_noise_is_as_said(
     assert shift <= CLIP + 3 * math.sqrt(2) * error
     assert np.linalg.norm(with_row.mean(axis=0) - expected.numpy()) < 2 * error
     centred = with_row - with_row.mean(axis=0)
-    assert centred.std() == pytest.approx(deviation, rel=0.03)  # 5,000 draws: 1%
-    assert abs((centred**4).mean() / centred.var() ** 2 - 3) < 0.2  # as of a normal one
+    # The noise is fresh in every test, so bounds are six standard errors of 5,000 draws: 1%, .07.
+    assert centred.std() == pytest.approx(deviation, rel=0.06)
+    assert abs((centred**4).mean() / centred.var() ** 2 - 3) < 0.42  # as of a normal one
 
 
 @pytest.mark.parametrize("phases", ["alternating", "joint"])
@@ -217,8 +218,8 @@ def test_examples_come_into_a_batch_one_by_one_and_one_batch_serves_a_whole_step
     noise, taken = Noise(), np.zeros((2000, 50))
     for row in taken:
         row[noise.chosen(50, 0.2)] = 1
-    assert taken.mean() == pytest.approx(0.2, abs=0.005)
-    assert taken.sum(axis=1).var() == pytest.approx(50 * 0.2 * 0.8, rel=0.15)  # binomial sizes
+    assert taken.mean() == pytest.approx(0.2, abs=0.0075)
+    assert taken.sum(axis=1).var() == pytest.approx(50 * 0.2 * 0.8, rel=0.2)  # binomial sizes
     normal = noise.normal(20001)
     assert (normal.mean(), normal.std()) == (pytest.approx(0, abs=0.04), pytest.approx(1, abs=0.03))
     engine = engine_of(private())
